@@ -18,7 +18,7 @@ os.environ.setdefault("MINIDL_REPORT", "0")  # tests of reports set 1
 os.environ.setdefault("MINIDL_WORKERS", "1")  # tests that need more replicas set another number
 
 # No deadline for an example: the first call of a kernel compiles it. CI draws the same examples in every run.
-settings.register_profile("minidl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("minidl", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("minidl"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "minidl")
 

@@ -22,7 +22,7 @@ try:
 except MinidlError as error:
     sys.exit(f"minidl: error: {error}")
 """
-PATIENCE = 60  # seconds after which a test that still waits fails
+PATIENCE = 300  # seconds after which a test that still waits fails
 
 
 class Launched:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quick import quick
 from sessions import Sessions
 from test_mpi import environment, mpiexec
 
@@ -69,7 +70,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(
     assert again.summary["exchanges_suppressed"] == expected["exchanges_suppressed"]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", quick(RUNS, "gossip", "dpsgd", "easgd"))
 def test_a_run_goes_on_with_another_number_of_replicas(
     tmp_path: Path, whole: Callable[[str], Sessions], name: str
 ) -> None:
@@ -78,7 +79,7 @@ def test_a_run_goes_on_with_another_number_of_replicas(
     assert Sessions(run.folder, 2, {}).summary
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", quick(RUNS, "gossip", "local-sgd", "eamsgd"))
 def test_one_dies_at_some_moments(tmp_path: Path, whole: Callable[[str], Sessions], name: str) -> None:
     """The others go on, and still decide together where they do."""
     moments, goes_on = sorted(whole(name).moments), {} if name in ("gossip", "async-easgd", "eamsgd") else {
@@ -111,15 +112,19 @@ def test_one_dies_at_every_moment(tmp_path: Path, whole: Callable[[str], Session
 
 
 @pytest.mark.parametrize("options", [
-    ["--method", "gossip", "--block", "layers"], ["--method", "dpsgd", "--topology", "ring"],
-    ["--method", "sync-easgd"], ["--method", "hogwild-easgd"],
+    ["--method", "dpsgd", "--topology", "ring"],
+    *(pytest.param(["--method", *words], marks=pytest.mark.slow) for words in (
+        ["gossip", "--block", "layers"], ["sync-easgd"], ["hogwild-easgd"],
+    )),
 ])  # fmt: skip
 def test_processes_that_share_memory(tmp_path: Path, options: list[str]) -> None:
     result = trained_with(tmp_path, [sys.executable], [*options, "--workers", "2"])
     assert result["replicas_alive"] == 2 and result["exchanges"] > 0 < result["exchanges_suppressed"]
 
 
-@pytest.mark.parametrize("options", [["--method", "gossip"], ["--method", "dpsgd", "--topology", "ring"]])
+@pytest.mark.parametrize("options", [
+    ["--method", "gossip"], pytest.param(["--method", "dpsgd", "--topology", "ring"], marks=pytest.mark.slow),
+])  # fmt: skip
 def test_under_mpiexec(tmp_path: Path, options: list[str]) -> None:
     result = trained_with(tmp_path, [*mpiexec(), "-n", "2", sys.executable], options)
     assert result["replicas_alive"] == 2 and result["exchanges"] > 0 < result["exchanges_suppressed"]
@@ -127,7 +132,7 @@ def test_under_mpiexec(tmp_path: Path, options: list[str]) -> None:
 
 def trained_with(folder: Path, command: list[str], options: list[str]) -> dict[str, Any]:
     argv = [*command, "-m", "minidl.train", *SMALL, *RULE, *options, "--quiet", "--json", "--out", str(folder / "run")]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=environment())
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, env=environment())
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

@@ -29,7 +29,10 @@ def options(folder: Path, method: str) -> list[str]:
     return [*SMALL, "--lr", "0.01", "--method", method, "--out", str(folder / "run")]
 
 
-@pytest.mark.parametrize(("what", "method"), list(zip(MESSAGES, ["allreduce", "gossip", "gossip"], strict=True)))
+@pytest.mark.parametrize(("what", "method"), [
+    ("weights", "allreduce"), pytest.param("labels", "gossip", marks=pytest.mark.slow),
+    pytest.param("rate", "gossip", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_rank_that_differs_is_refused(tmp_path: Path, what: str, method: str) -> None:
     with Launched(2, what, *options(tmp_path, method), program=(ODD,)) as launched:
         code, lines, errors = launched.finish()
@@ -59,6 +62,6 @@ def test_a_sample_of_the_images_and_all_labels_are_compared() -> None:
 @pytest.mark.parametrize("mode", [pytest.param({}, marks=pytest.mark.slow), {"MINIDL_MPI_ONLY": "1"}])
 def test_a_rank_of_an_mpi_job_that_differs(tmp_path: Path, mode: dict[str, str]) -> None:
     command = [*mpiexec(), "-n", "3", sys.executable, ODD, "weights", *options(tmp_path, "gossip")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(**mode))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(**mode))
     assert done.returncode == 2 and done.stderr.count("minidl: error:") == 1
     assert re.search(WHOLE.format(MESSAGES["weights"]), done.stderr), done.stderr

@@ -90,11 +90,13 @@ def test_training_refuses_unknown_rows(root: Path) -> None:
     assert done.returncode == 2 and "mlp-b7" in done.stderr
 
 
+@pytest.mark.slow
 def test_comm(root: Path) -> None:
     rows = {row["name"]: row["value"] for row in rows_of(root, "comm.py", "--only", "publish", "sim")}
     assert rows["publish-and-mix"] > 0 and rows["sim-event-gossip"] > 0 and 0 < rows["sim-memory"] < 8
 
 
+@pytest.mark.slow
 def test_adaptive(root: Path, tmp_path: Path) -> None:
     options = ["--out", str(tmp_path), "--only", "equal-samples"]
     rows = {row["name"]: row["value"] for row in rows_of(root, "adaptive.py", *options)}

@@ -12,6 +12,7 @@ import pytest
 import test_mpi as jobs
 from launching import PATIENCE, Launched
 from quadratic import SIZE, START, STEPS, Run, gradient
+from quick import quick
 from sessions import Sessions
 from test_compression import CODECS, ETA, RHO, Q, train
 from test_elastic_deaths import LINE, home_of
@@ -172,7 +173,7 @@ def agreeing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return visitors
 
 
-@pytest.mark.parametrize("options", [RUNS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in RUNS[1:])])
+@pytest.mark.parametrize("options", quick(RUNS, RUNS[0]))
 def test_a_center_dies(
     tmp_path: Path, options: dict[str, Any], capfd: pytest.CaptureFixture[str], agreeing: list[int]
 ) -> None:  # fmt: skip
@@ -193,11 +194,11 @@ def test_a_center_dies(
         assert said == (home in victims) or part == 0.8
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_round_robin_goes_on(tmp_path: Path, victim: int, agreeing: list[int]) -> None:
     options: dict[str, Any] = {**ROUND_ROBIN[0], "epochs": 2, "on_death": "continue"}
     moments = sorted(Sessions(tmp_path / "whole", P, {}, **options).moments)
-    for number, part in enumerate((0.3, 0.4, 0.5, 0.6, 0.7)):
+    for number, part in enumerate((0.3, 0.5, 0.7)):
         when = moments[int(part * len(moments))] + 1e-9
         run = Sessions(tmp_path / f"run-{number}", P, {victim: when}, **options)
         run.check()
@@ -227,8 +228,10 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, opt
     assert first == second and "1/method.heard" in first
 
 
-@pytest.mark.parametrize("options", [RUNS[0], RUNS[3], ROUND_ROBIN[0], {"method": "ps", "compress": "int8"}])
-@pytest.mark.parametrize("workers", [2, pytest.param(P, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("options", quick(
+    [RUNS[0], RUNS[3], ROUND_ROBIN[0], {"method": "ps", "compress": "int8"}], RUNS[3], ROUND_ROBIN[0],
+))  # fmt: skip
+@pytest.mark.parametrize("workers", quick([2, P], 2))
 def test_a_stopped_run_goes_on(tmp_path: Path, options: dict[str, Any], workers: int) -> None:
     """Also with another number of replicas."""
     servers = options["method"] == "ps" or options.get("center") == "rank"
@@ -302,7 +305,7 @@ def with_ulfm(program: str, arguments: list[str]) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("options", [RUNS[0], pytest.param(RUNS[3], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("options", quick([RUNS[0], RUNS[3]], RUNS[0]))
 @pytest.mark.parametrize("start", [in_shared_memory, with_ulfm])
 def test_the_center_is_killed(tmp_path: Path, options: dict[str, Any], start: Any) -> None:
     """After some steps. The next home knows what the others know."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,6 @@ def samples(n: int, shape: tuple[int, ...] = (9, 8, 2)) -> tuple[np.ndarray, np.
     """Return n images and their labels: image i is filled with i and has label i."""
     x = np.zeros((n, *shape), np.float32) + np.arange(n, dtype=np.float32).reshape(-1, 1, 1, 1)
     return x, np.arange(n)
-
-
-def prefetch_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("minidl-prefetch")]
 
 
 def same(left: Iterator[Any], right: Iterator[Any]) -> bool:
@@ -122,13 +117,13 @@ def test_the_data_set_is_not_modified() -> None:
 
 
 @pytest.fixture
-def no_threads_of_other_tests() -> None:
-    """Delete iterators that earlier tests of this process left in reference cycles: their threads end."""
-    gc.collect()
-    assert not prefetch_threads()
+def prefetch_threads() -> Callable[[], list[threading.Thread]]:
+    """Return a function that returns the prefetch threads that began during the test."""
+    before = {*threading.enumerate()}
+    return lambda: [new for new in threading.enumerate() if new not in before and "prefetch" in new.name]
 
 
-def test_the_thread_ends_with_the_iterator(no_threads_of_other_tests: None) -> None:
+def test_the_thread_ends_with_the_iterator(prefetch_threads: Callable[[], list[threading.Thread]]) -> None:
     loader = Loader(*samples(40), 3)
     batches = loader.epoch(0)
     assert not prefetch_threads()
@@ -153,7 +148,7 @@ def test_prefetch_is_bounded(monkeypatch: pytest.MonkeyPatch, depth: int) -> Non
     assert made == list(range(20))
 
 
-def test_errors_in_the_thread_reach_the_consumer(no_threads_of_other_tests: None) -> None:
+def test_errors_in_the_thread_reach_the_consumer(prefetch_threads: Callable[[], list[threading.Thread]]) -> None:
     batches = Loader(*samples(10), 2, indices=np.array([0, 1, 2, 99]), shuffle=False).epoch(0)
     next(batches)
     with pytest.raises(IndexError):

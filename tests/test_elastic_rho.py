@@ -80,7 +80,7 @@ def test_without_a_pull_or_sgd_there_is_no_estimate(tmp_path: Path, watch: Watch
 
 def test_the_chosen_rho_is_printed_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-m", "minidl.train", *RUN, "--workers", "2", "--method", "sync-easgd", "--lr", "0.2"]
-    done = subprocess.run([*command, "--out", str(tmp_path / "run")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, "--out", str(tmp_path / "run")], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     [line] = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("rho = ")]
     assert ", lowered from 2.25: P eta rho = " in line and "an estimated curvature h = " in line

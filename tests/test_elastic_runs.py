@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick import quick
 from sessions import Sessions
 from test_shutdown import killed
 
@@ -126,7 +127,7 @@ def test_one_replica_goes_on_with_its_center(sessions: Callable[..., Sessions], 
 
 
 @pytest.mark.parametrize("name", ["easgd", "easgd rank", "sync-easgd", "async-easgd rank", "eamsgd"])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", quick([1, 2, 4], 2))
 def test_a_run_goes_on_with_another_number_of_replicas(
     sessions: Callable[..., Sessions], monkeypatch: pytest.MonkeyPatch, name: str, ranks: int
 ) -> None:
@@ -169,7 +170,7 @@ def test_the_center_of_ps_is_tested_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(tests) == [0, 0, 1]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", quick(RUNS, "easgd rank", "sync-easgd beside", "async-easgd rank", "eamsgd"))
 def test_one_dies_at_some_moments(
     sessions: Callable[..., Sessions], whole: Callable[[str], Sessions], name: str
 ) -> None:  # fmt: skip
@@ -208,6 +209,7 @@ def test_a_newcomer_begins_with_the_center_and_its_rho(sessions: Callable[..., S
 # Real processes.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "where"), [
     ("sync-easgd", "comm.methods.sync_easgd:SyncEASGD.update_center"),
     ("easgd", "comm.methods.elastic:Served.update_center"),

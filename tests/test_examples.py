@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from quick import quick
 
 LAUNCH = ("-m", "minidl.launch", "--workers", "2", "--quiet")
 SCRIPTS = {  # script: (Python's arguments before it, lowest accuracy)
@@ -28,7 +29,7 @@ def run(root: Path, folder: Path, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", quick(SCRIPTS, "own_data.py", "own_loop.py", "own_model_across_workers.py"))
 def test_a_script_trains_a_model(name: str, root: Path, tmp_path: Path) -> None:
     before, least = SCRIPTS[name]
     last = run(root, tmp_path, *before, str(root / "examples" / name)).splitlines()[-1]

@@ -14,11 +14,11 @@ REPLICAS = 4
     ("method", "count"),
     [
         ("dpsgd --topology ring", 2),
-        ("allreduce", 1),
+        pytest.param("allreduce", 1, marks=pytest.mark.slow),
         pytest.param("sync-easgd --overlap", 2, marks=pytest.mark.slow),
         ("sync-easgd --overlap --reduce ring --compress bf16 --messages layers --period 2", 2),
         pytest.param("easgd --period 3 --compress topk:0.1", 1, marks=pytest.mark.slow),
-        ("diloco --period 3 --fragments 2 --merge-after 2", 2),
+        pytest.param("diloco --period 3 --fragments 2 --merge-after 2", 2, marks=pytest.mark.slow),
         pytest.param("noloco --period 3", 2, marks=pytest.mark.slow),
         pytest.param("gasloc --period 3 --topology ring", 2, marks=pytest.mark.slow),
         pytest.param("sparta --mask 0.1", 2, marks=pytest.mark.slow),

@@ -65,7 +65,8 @@ def test_claiming_replicas_end_without_a_frozen_one(tmp_path: Path, method: str)
     assert summary["batches_repeated"] == 1 and summary["samples"] == 3 * 450 and summary["replicas_alive"] == 2
 
 
-@pytest.mark.parametrize("method", ["ps", pytest.param("gossip", marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_mpi_frozen.py has the same under mpiexec
+@pytest.mark.parametrize("method", ["ps", "gossip"])
 def test_a_claiming_replica_wakes(tmp_path: Path, method: str) -> None:
     """Another replica has claimed its batch meanwhile, so its settlement is refused. It claims others."""
     with Frozen(tmp_path, method, step=40) as job:
@@ -134,6 +135,7 @@ def test_a_signal_ends_a_job_with_a_frozen_replica(tmp_path: Path, method: str) 
     assert json.loads((job.out / "summary.json").read_text())["samples"] == summary["samples"] == 3 * 450
 
 
+@pytest.mark.slow
 def test_a_frozen_server_is_killed_and_the_workers_are_saved(tmp_path: Path) -> None:
     """No other rank can replace it. The run can be resumed, and each batch is trained."""
     log, out = tmp_path / "log", tmp_path / "run"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from quadratic import SIZE, START, STEPS, Run, gradient
+from quick import quick
 from sessions import Sessions
 from sim_helper import simulate
 from test_mpi import nothing_left  # noqa: F401 (a fixture)
@@ -172,7 +173,7 @@ def test_several_nodes_are_refused_in_one_line(tmp_path: Path, capsys: pytest.Ca
         assert "ranks on 2 nodes share no memory: run it on one node" in line
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", quick(FAMILY, "hogwild-easgd"))
 def test_several_nodes_of_an_mpi_job_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
     """With MINIDL_MPI_ONLY each rank counts as a node."""
     words = ["--data", "synthetic:96x2x2x1:2", "--model", "mlp", "--method", name, "--out", str(tmp_path / "no")]
@@ -183,7 +184,7 @@ def test_several_nodes_of_an_mpi_job_are_refused_in_one_line(tmp_path: Path, nam
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", quick(FAMILY, "hogwild-easgd"))
 def test_processes_share_weights_and_one_is_killed_while_it_writes(tmp_path: Path, name: str) -> None:
     where = "comm.vectors:VectorArithmetic.axpy" if name == "hogwild-easgd" else "comm.replica:Replica.update"
     code, [result], errors = killed(tmp_path / "run", 3, [1], where, "--method", name)

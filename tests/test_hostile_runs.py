@@ -250,7 +250,7 @@ def test_too_many_workers_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_a_simulation_that_does_not_fit_is_refused_before_it_begins(root: Path) -> None:
     for ranks, words in ((10**12, "expected a whole number between 1 and 65536"), (60_000, "need about")):
         command = [sys.executable, "-m", "minidl.simulate", *SMALL, "--ranks", str(ranks)]
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
         assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
 
 

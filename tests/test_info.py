@@ -117,7 +117,7 @@ def test_links_of_an_mpi_job(root: Path, tmp_path: Path) -> None:
         pytest.skip("no mpiexec in this environment")
     command = [str(launcher), "-n", "3", sys.executable, "-m", "minidl.info", "--measure", "--json"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=120
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -146,7 +146,7 @@ def test_places_that_nobody_fills_take_no_memory(root: Path) -> None:
     found = {}
     for count in (2, 8):
         done = subprocess.run([sys.executable, "-c", start, code, str(count)], capture_output=True, text=True,
-                              env=os.environ | {"PYTHONPATH": str(root)}, timeout=60)  # fmt: skip
+                              env=os.environ | {"PYTHONPATH": str(root)}, timeout=300)  # fmt: skip
         assert done.returncode == 0, done.stderr
         found[count] = [json.loads(line) for line in done.stdout.splitlines()]
         assert [one[:2] for one in found[count]] == [[count, [0, 1]]] * 2

@@ -132,6 +132,7 @@ def test_a_worker_of_a_server_joins_and_the_leader_dies(command: Command) -> Non
     assert summary["replicas_alive"] == 3 and summary["samples"] == 30 * 1800
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_ends_the_newcomers(command: Command) -> None:  # noqa: F811
     run = Run(command, "--method", "gossip", "--epochs", "1000", "--quiet")
     inode = memory_of(run.process.pid)

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from quick import quick
 
 from minidl.engine import kernel_cache
 from minidl.engine.kernel_cache import find_folder, make_trusted
@@ -252,7 +253,7 @@ def test_a_file_that_cannot_be_read_is_reported(program: Program) -> None:
     assert hits == "0 1" and f"cannot be read, so it is compiled again: {file}: Is a directory" in lines[0]
 
 
-@pytest.mark.parametrize("call", ["tempfile.mkstemp", "os.fdopen", "os.replace"])
+@pytest.mark.parametrize("call", quick(["tempfile.mkstemp", "os.fdopen", "os.replace"], "os.replace"))
 def test_a_full_disk_is_reported_once(program: Program, call: str) -> None:
     full = f"""
 import tempfile

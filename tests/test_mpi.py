@@ -23,7 +23,7 @@ from minidl.comm.launch import job
 
 ROOT = Path(__file__).parent.parent
 HELPER = ROOT / "tests" / "replicas" / "mpi.py"
-SECONDS = 30
+SECONDS = 300  # a limit against hangs
 MODES = {
     "memory": {},  # all ranks on one node
     "messages": {"MINIDL_MPI_ONLY": "1"},
@@ -114,7 +114,9 @@ def check_allreduce(found: list[Any]) -> None:
                 assert bits == hashlib.sha256(total.tobytes()).hexdigest(), name
 
 
-cases = pytest.mark.parametrize("mode, ranks", [("memory", 3), ("messages", 2), ("messages", 3), ("both", 4)])
+cases = pytest.mark.parametrize("mode, ranks", [
+    ("memory", 3), pytest.param("messages", 2, marks=pytest.mark.slow), ("messages", 3), ("both", 4),
+])  # fmt: skip
 
 
 @cases
@@ -130,12 +132,12 @@ def test_messages_with_more_bytes_than_a_count_of_mpi() -> None:
     assert all(result["newest"] == [50] * 3 and result["ring"] == 199 for result in found)
 
 
-@pytest.mark.parametrize("mode", ["messages", "both"])
+@pytest.mark.parametrize("mode", ["messages", pytest.param("both", marks=pytest.mark.slow)])
 def test_messages_of_the_users_script_do_not_mix_with_minidls(mode: str) -> None:
     assert results(2, "beside_own", **MODES[mode]) == [list(range(20))] * 2
 
 
-@pytest.mark.parametrize("ranks", [1, 5])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_sums_of_other_numbers_of_ranks(ranks: int) -> None:
     check_allreduce(results(ranks, "several", "allreduce", NODES="2"))
 
@@ -196,7 +198,7 @@ def test_sums_by_mpi() -> None:
         np.testing.assert_allclose(result["allreduce"]["values"], expected, 1e-5)
 
 
-@pytest.mark.parametrize("only", ["0", "1"])
+@pytest.mark.parametrize("only", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_waiting_uses_little_cpu_time(only: str) -> None:
     for result in results(2, "several", "idle", MINIDL_MPI_ONLY=only):
         assert result["idle"] < 1.0  # of 2 s
@@ -204,7 +206,7 @@ def test_waiting_uses_little_cpu_time(only: str) -> None:
 
 @pytest.mark.parametrize("how, line", [
     ("error", "minidl: error: replica 1: a deliberate failure"),
-    ("exception", "minidl: error: replica 1: ZeroDivisionError: on purpose"),
+    pytest.param("exception", "minidl: error: replica 1: ZeroDivisionError: on purpose", marks=pytest.mark.slow),
     ("exit", "minidl: error: replica 1 ended before the others"),
     ("kill", ""),
 ])  # fmt: skip

@@ -21,9 +21,9 @@ def freezes(nodes: str, victim: int, wakes: str) -> tuple[dict[int, Any], list[s
     """Run the scenario. Return the results by rank, the lines that say what happens to the victim, the exit code."""
     ranks = str(len(nodes.split(",")))
     with tempfile.TemporaryDirectory() as folder:
-        environment = jobs.environment(RESULTS=folder, RANKS=ranks, GROUPING=nodes, LIMIT="80")
+        environment = jobs.environment(RESULTS=folder, RANKS=ranks, GROUPING=nodes)
         command = [*jobs.mpiexec(), "-n", ranks, sys.executable, str(jobs.HELPER), "freezes", str(victim), wakes]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
         found = {int(file.name): json.loads(file.read_text()) for file in Path(folder).iterdir()}
     assert found, done.stderr
     lines = [line for line in ours(done.stderr) if line.startswith(f"minidl: replica {victim} ")]
@@ -51,6 +51,7 @@ def test_a_job_ends_whose_frozen_rank_is_alone_on_its_node() -> None:
     found, lines, code = freezes("0,1,2", 1, "no")
     assert sorted(found) == [0, 2] and all(result["alive"] == [0, 2] for result in found.values())
     assert "it is left out until it wakes" in lines and "counts as dead" in lines[-1]
-    assert code == 0 or open_mpi(), "after MPI_Abort(0), Open MPI's mpiexec exits with 0 or 1"
+    # After MPI_Abort(0), Open MPI's mpiexec exits with 0 or 1, MPICH's with 0, or 9 if it has killed the frozen rank.
+    assert code in ((0, 1) if open_mpi() else (0, 9))
     settled = Counter(piece for result in found.values() for piece in result["settled"])
     assert set(settled.values()) == {1} and PIECES - 4 <= len(settled) < PIECES, "the victim has settled the others"

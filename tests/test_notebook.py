@@ -25,6 +25,7 @@ def shape(cell: Any) -> list[str]:
     return shapes
 
 
+@pytest.mark.slow  # .ci/run runs it in a step of its own
 def test_tutorial_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TUTORIAL.parents[1]))
     monkeypatch.setenv("MPLBACKEND", "agg")  # `execute` removes it

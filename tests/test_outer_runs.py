@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from quadratic import SIZE, STEPS, Run
+from quick import quick
 from sessions import Sessions, one_folder_at_a_time
 from toy_replicas import alone, batch_of, config_of, engine_of, run
 
@@ -29,6 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "epidemic": {"period": 2},
 }
 LONG = {"epochs": 6}
+SLOW = pytest.mark.slow  # the processes of the replicas find these mistakes
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def vectors(one: Sessions) -> dict[str, bytes]:
     return {name: vector.tobytes() for name, vector in one.last().vectors.items() if "communication" not in name}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quick(METHODS, "streaming", "noloco", "gasloc"))
 def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, name: str) -> None:
     whole = Sessions(tmp_path / "whole", 3, {}, **LONG, **options_of(name))
     for part in (0.4, 0.55) if name == "streaming" else (0.5,):
@@ -49,7 +51,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, nam
         assert vectors(Sessions(first.folder, 3, {})) == vectors(whole)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quick(METHODS, "diloco", "noloco"))
 def test_a_stopped_run_goes_on_with_another_number_of_replicas(tmp_path: Path, name: str) -> None:
     whole = Sessions(tmp_path / "whole", 3, {}, **LONG, **options_of(name))
     first = Sessions(tmp_path / "run", 3, {}, stop=whole.simulation.time / 2, **LONG, **options_of(name))
@@ -72,7 +74,7 @@ def test_other_replicas_take_the_outer_optimizer_of_diloco() -> None:
 
 
 def test_a_single_replica_has_outer_steps_and_resumes(tmp_path: Path) -> None:
-    for name in ("streaming", "noloco", "gasloc"):
+    for name in ("streaming", "gasloc"):
         whole = Sessions(tmp_path / f"{name}-whole", 1, {}, **LONG, **options_of(name))
         plain = Sessions(tmp_path / f"{name}-plain", 1, {}, **LONG, method="local")
         stop = whole.simulation.time * 0.45
@@ -114,7 +116,7 @@ def check_agreement(found: Sessions) -> None:
         assert len({value.tobytes() for name, value in last.items() if name.endswith(f"method.{vector}")}) == 1
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quick(METHODS, "streaming", "gasloc"))
 def test_the_others_go_on_after_a_death(tmp_path: Path, name: str) -> None:
     folders = one_folder_at_a_time(tmp_path)
     moments = sorted(Sessions(next(folders), 4, {}, **LONG, **options_of(name)).moments)
@@ -138,7 +140,7 @@ def test_a_death_interrupts_an_outer_step_anywhere(tmp_path: Path, name: str) ->
         check_agreement(found)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quick(METHODS, "diloco", "noloco"))
 def test_without_on_death_a_death_ends_the_run(tmp_path: Path, name: str) -> None:
     whole = Sessions(tmp_path / "whole", 3, {}, **LONG, **options_of(name))
     found = Sessions(tmp_path / "run", 3, {1: whole.simulation.time / 2}, **LONG, **options_of(name))
@@ -172,19 +174,23 @@ def test_the_bytes_that_are_sent() -> None:
 @pytest.mark.parametrize(("line", "words"), [
     ("--method diloco --outer-lr 0", "outer-lr: expected a number above 0, got 0"),
     ("--method diloco --outer-momentum 1", "outer-momentum: expected a number of 0 or more and below 1, got 1"),
-    ("--method diloco --fragments 51", "fragments 51: expected at most 50, because each fragment has an outer step ev"),
+    pytest.param("--method diloco --fragments 51",
+                 "fragments 51: expected at most 50, because each fragment has an outer step ev", marks=SLOW),
     ("--method diloco --period 4 --merge-after 4", "merge-after 4: expected at most 3, because each fragment has an"),
     ("--method diloco --merge-weight 1", "merge-weight: expected a number of 0 or more and below 1, got 1"),
-    ("--method diloco --model mlp --fragments 9", "the model has 3 layers with parameters; expected at most one frag"),
+    pytest.param("--method diloco --model mlp --fragments 9",
+                 "the model has 3 layers with parameters; expected at most one frag", marks=SLOW),
     ("--method diloco --reduce fast --on-death continue", "on-death has an effect only with reduce tree or ring"),
     ("--method noloco --fragments 2", "fragments is an option of the method diloco, not of noloco"),
     ("--method noloco --period 0", "period: expected a whole number of 1 or more, got 0"),
     ("--method gasloc --topology matching", "unknown topology 'matching'"),
     ("--method gasloc --alpha 1.5", "alpha: expected a number above 0 and of at most 1, got 1.5"),
-    ("--method gasloc --workers 3 --alpha 0.6", "alpha 0.6: a replica has 2 neighbours in topology ring; expected at"),
+    pytest.param("--method gasloc --workers 3 --alpha 0.6",
+                 "alpha 0.6: a replica has 2 neighbours in topology ring; expected at", marks=SLOW),
     ("--method sparta --mask 0", "mask: expected a number above 0 and of at most 1, got 0"),
     ("--method sparta --mask 1.01", "mask: expected a number above 0 and of at most 1, got 1.01"),
-    ("--method epidemic --receivers 2", "receivers 2: each replica has 1 others; expected at most 1"),
+    pytest.param("--method epidemic --receivers 2",
+                 "receivers 2: each replica has 1 others; expected at most 1", marks=SLOW),
     ("--method epidemic --receivers -1", "receivers: expected a whole number of 0 or more, got -1"),
 ])  # fmt: skip
 def test_bad_options(

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from quick import quick
 from test_mpi import environment, mpiexec
 
 from minidl.run import checkpoint as files
@@ -70,7 +71,7 @@ def started(folder: Path, *words: str) -> subprocess.Popen[str]:
 def run(folder: Path, *words: str, code: int = 0) -> tuple[str, str]:
     with started(folder, *words) as process:
         try:
-            out, errors = process.communicate(timeout=120)
+            out, errors = process.communicate(timeout=300)
         finally:
             process.kill()
     assert process.returncode == code, errors
@@ -100,7 +101,7 @@ def trained(folder: Path, transport: str, drift: str) -> int:
     return int(summary["staleness"]["count"])
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", quick(TRANSPORTS, "simulation", "mpiexec"))
 def test_it_runs_on_every_transport(folder: Path, transport: str) -> None:
     assert trained(folder, transport, "0.002") > 10
 
@@ -124,12 +125,12 @@ def stop(folder: Path, out: str, epochs: int, *words: str) -> files.Checkpoint:
     """Stop a run of several processes after so many epochs; return its checkpoint."""
     with started(folder, *command("minidl.train", *words)) as process:
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while epochs_of(folder / out) < epochs:
                 assert time.monotonic() < deadline and process.poll() is None
                 time.sleep(0.02)
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=300)
         finally:
             process.kill()
     assert process.returncode == 143, errors
@@ -148,6 +149,7 @@ def last(run: Path) -> Path:
     return found
 
 
+@pytest.mark.slow
 def test_its_vector_is_saved_and_restored(folder: Path) -> None:
     """The vector has the length of the model. tests/test_method_state.py tests that a run continues from it."""
     options = ("--workers", "2", "--method", "triggered", "--epochs", "500", "--out", "stopped")

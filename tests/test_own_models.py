@@ -21,9 +21,8 @@ from minidl.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = str(ROOT / "tests" / "replicas" / "script.py")
-SECONDS = 100
+SECONDS = 300
 LAUNCHERS = ("launch", pytest.param("mpiexec", marks=pytest.mark.slow))
-BOTH = ("launch", "mpiexec")
 
 
 def start(launcher: str, ranks: int, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -55,7 +54,7 @@ def results(launcher: str, ranks: int, *arguments: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("launcher", "ranks", "method", "validation"), [
-    ("launch", 3, "gossip", "0.2"),
+    pytest.param("launch", 3, "gossip", "0.2", marks=pytest.mark.slow),
     ("launch", 2, "allreduce", "0.2"),
     pytest.param("launch", 3, "ps", "0", marks=pytest.mark.slow),
     ("mpiexec", 3, "dpsgd", "0"),
@@ -142,7 +141,7 @@ def test_fast_sums_end_with_their_training() -> None:
 
 
 @pytest.mark.parametrize(("launcher", "method", "apart"), [
-    ("launch", "gossip", "0"),
+    pytest.param("launch", "gossip", "0", marks=pytest.mark.slow),
     ("mpiexec", "allreduce", "1"),
     pytest.param("launch", "allreduce", "0", marks=pytest.mark.slow),
     pytest.param("mpiexec", "gossip", "0", marks=pytest.mark.slow),
@@ -173,8 +172,10 @@ def test_ranks_that_differ_get_one_line_with_both_values(launcher: str) -> None:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize(("ranks", "what", "words"), [
     (3, "ended", "script.py, line {}: replica 1 ended its script while others wait for it in "),
-    (3, "left", "replica 1 has left the training by an exception, so the others cannot complete it: "),
-    (2, "shape", "script.py, line {}: allreduce: array is float64 (4,) on rank 1, and float64 (3,) on rank 0"),
+    pytest.param(3, "left", "replica 1 has left the training by an exception, so the others cannot complete it: ",
+                 marks=pytest.mark.slow),
+    pytest.param(2, "shape", "script.py, line {}: allreduce: array is float64 (4,) on rank 1, and float64 (3,) on ",
+                 marks=pytest.mark.slow),
     (2, "everywhere", "script.py, line {}: fit: unknown option 'epoch'. Did you mean 'epochs'? Known: "),
     (2, "steps", "finish: replica 0 has made 3 steps, and replica 1 has begun step 4: with allreduce, all make "),
 ])  # fmt: skip
@@ -185,7 +186,7 @@ def test_an_uncaught_error_is_reported_once(launcher: str, ranks: int, what: str
     assert all(part in lines[0] for part in words.split("{}"))
 
 
-@pytest.mark.parametrize("launcher", BOTH)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_fault_of_the_script_prints_one_traceback_and_ends_all(launcher: str) -> None:
     done = start(launcher, 3, SCRIPT, "uncaught", "fault")
     assert done.returncode == 1 and done.stderr.count("Traceback") == 1 and "launch.py" not in done.stderr

@@ -71,6 +71,7 @@ def test_with_gossip_the_others_go_on_after_a_kill(victim: int) -> None:
     assert lines[0]["result"]["weights"] == lines[1]["result"]["weights"], "the average of the survivors"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ANY_RANK)
 def test_with_allreduce_the_others_stop_after_a_kill(victim: int) -> None:
     with Script("launch", "slow_loop", "allreduce") as script:
@@ -102,7 +103,9 @@ def test_mpiexec_ends_all_after_a_kill() -> None:
     assert code != 0 and not lines
 
 
-@pytest.mark.parametrize(("method", "number"), [("allreduce", signal.SIGTERM), ("gossip", signal.SIGINT)])
+@pytest.mark.parametrize(("method", "number"), [
+    ("allreduce", signal.SIGTERM), pytest.param("gossip", signal.SIGINT, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_signal_interrupts_the_loops_of_all(method: str, number: signal.Signals) -> None:
     """With a synchronous method after the same step. A `with` block averages the weights before the script goes on.
 
@@ -128,6 +131,7 @@ def test_a_signal_between_trainings_ends_the_script_at_once() -> None:
     assert code == 128 + signal.SIGINT and errors == "minidl: stopped; there was nothing to save yet\n"
 
 
+@pytest.mark.slow  # test_launch.py has the same
 def test_a_second_signal_stops_at_once() -> None:
     with Script("launch", "slow_loop", "gossip", quiet=False) as script:
         assert script.process.stderr
@@ -139,7 +143,8 @@ def test_a_second_signal_stops_at_once() -> None:
     assert code == 128 + signal.SIGINT and errors.endswith("minidl: stopped at once\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_mpiexec_leaves_nothing(number: signal.Signals) -> None:
     with Script("mpiexec", "slow_loop", "gossip") as script:
         script.process.send_signal(number)
@@ -147,6 +152,7 @@ def test_a_signal_to_mpiexec_leaves_nothing(number: signal.Signals) -> None:
     assert code != 0 and not lines and "Traceback" not in errors
 
 
+@pytest.mark.slow  # test_launch.py has the same
 def test_the_ranks_end_with_the_launcher() -> None:
     with Script("launch", "asleep") as script:
         memory = memory_of(script.process.pid)
@@ -157,7 +163,8 @@ def test_the_ranks_end_with_the_launcher() -> None:
 @pytest.mark.parametrize(("first", "second", "message"), [
     pytest.param(["--lr", "0.1"], ["--lr", "0.2"], "minidl.train: lr is 0.2 on rank 1, and 0.1 on rank 0: give all",
                  marks=pytest.mark.slow),
-    (["--method", "gossip"], ["--method", "ps"], "minidl.train: method is ps on rank 1, and gossip on rank 0: "),
+    pytest.param(["--method", "gossip"], ["--method", "ps"], "minidl.train: method is ps on rank 1, and gossip on ",
+                 marks=pytest.mark.slow),
     pytest.param(["--model", "mlp"], ["--model", "lenet"], "minidl.train: --model is lenet on rank 1, and mlp on ",
                  marks=pytest.mark.slow),
     (["--data", "a.npz"], ["--data", "b.npz"], "minidl.train: y_train is int64 (64,) with the checksum "),

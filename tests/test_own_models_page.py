@@ -19,7 +19,7 @@ def test_examples(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("".join(SCRIPTS), encoding="utf-8")
     done = subprocess.run([sys.executable, "-m", "minidl.launch", "--workers", "2", str(script)], capture_output=True,
-                          text=True, timeout=100, env=environment())  # fmt: skip
+                          text=True, timeout=300, env=environment())  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[:2] for line in lines[:2]] == [["epoch", "1"], ["epoch", "2"]]

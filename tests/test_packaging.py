@@ -136,6 +136,7 @@ def test_an_installed_wheel_runs(built: tuple[Path, Path], space: Path) -> None:
     assert python("import minidl; print(minidl.__file__)", space, site) == str(site / "minidl" / "__init__.py")
 
 
+@pytest.mark.slow  # .ci/run builds a wheel from an sdist, and tests it
 def test_an_sdist_runs_and_builds_the_same_wheel(built: tuple[Path, Path], space: Path) -> None:
     archive, wheel = built
     folder = unpack(archive, space / "sdist")
@@ -146,6 +147,7 @@ def test_an_sdist_runs_and_builds_the_same_wheel(built: tuple[Path, Path], space
     assert names(build(folder, space / "dist-of-sdist")[1]) == names(wheel)
 
 
+@pytest.mark.slow
 def test_links_checked_out_as_text_files(built: tuple[Path, Path], space: Path) -> None:
     checkout = copy_checkout(space / "text-links", text_links=True)
     assert_runs(cwd=checkout)

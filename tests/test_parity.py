@@ -203,7 +203,8 @@ FULL_SIZE = [
     Case("vgg", "synthetic:800x32x32x3:10", batch=8, lr=0.001, runs=3),
     Case("resnet20", "synthetic:800x32x32x3:10", batch=8, lr=0.001, runs=3),
 ]
-CASES = [pytest.param(case, id=case.model) for case in QUICK] + [
+LARGE = ("vgg", "resnet20", "resnet20-gn")  # the other models have nearly all of their layers
+CASES = [pytest.param(case, id=case.model, marks=[pytest.mark.slow] * (case.model in LARGE)) for case in QUICK] + [
     pytest.param(case, id=f"{case.model}-full-size", marks=pytest.mark.slow) for case in FULL_SIZE
 ]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick import quick
 from sessions import Sessions, one_folder_at_a_time
 from toy_replicas import batch_of, config_of
 
@@ -125,7 +126,7 @@ def job(tmp_path: Path, diary: Callable[[], Diary]) -> Callable[..., Job]:
     return lambda method, **options: Job(folders, diary, method, **options)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", quick(METHODS, "allreduce", "dpsgd", "diloco"))
 def test_one_dies_at_some_moments(job: Callable[..., Job], method: str) -> None:
     runs = job(method)
     chosen = runs.moments[len(runs.moments) // 5 :: len(runs.moments) // 4]
@@ -158,7 +159,7 @@ def test_another_dies_while_the_others_agree_that_the_training_is_over(job: Call
         assert runs.check({1: first, 2: moment + 1e-9})
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", quick(METHODS, "local-sgd", "sync-easgd"))
 def test_one_goes_on_alone(job: Callable[..., Job], method: str, capfd: pytest.CaptureFixture[str]) -> None:
     runs = job(method)
     third = len(runs.moments) // 3

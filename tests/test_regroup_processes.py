@@ -100,6 +100,7 @@ os.write(1, line.encode())  # one write: the lines of two ranks do not mix
 """
 
 
+@pytest.mark.slow
 def test_a_script_s_fit_goes_on(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "minidl.launch", "--workers", "3", str(tmp_path / "script.py")]

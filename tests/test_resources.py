@@ -91,5 +91,5 @@ sys.exit(train.main(sys.argv[1:]))
 def test_threads_under_mpiexec(ranks: int, options: list[str], given: dict[str, str], expected: int) -> None:
     command = [*mpiexec(), "-n", str(ranks), sys.executable, "-c", PRINTED, *options]
     clean = {name: value for name, value in environment().items() if not name.endswith("_THREADS")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, env=clean | given)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=clean | given)
     assert done.stdout.split() == [str(expected)] * ranks, done.stderr

@@ -267,7 +267,7 @@ def test_signal_saves_and_says_how_to_resume(tmp_path: Path, root: Path, number:
     with start(tmp_path / "run", root) as process:
         wait_for(process, "epoch   2/")
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == code
     assert f"python -m minidl.train --resume {tmp_path / 'run'}" in errors and "Traceback" not in errors
     assert "minidl: stopping after this step; a second signal stops at once\n" in errors
@@ -316,7 +316,7 @@ def test_terminal_that_closes(tmp_path: Path, root: Path) -> None:
             shown += os.read(screen, 4096)
         os.close(screen)
         process.send_signal(signal.SIGHUP)
-        assert process.wait(timeout=60) == 129
+        assert process.wait(timeout=300) == 129
     assert files.last(tmp_path / "run" / "checkpoints")
 
 
@@ -344,7 +344,7 @@ def test_a_killed_run_can_be_resumed(tmp_path: Path, root: Path, capsys: pytest.
                           stderr=subprocess.PIPE, text=True) as again:  # fmt: skip
         wait_for(again, "epoch ")
         again.terminate()
-        again.communicate(timeout=60)
+        again.communicate(timeout=300)
     assert again.returncode == 143
     steps = [entry["step"] for entry in entries(run)]
     assert steps == sorted(set(steps)), "no line is written twice"

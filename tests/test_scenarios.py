@@ -39,9 +39,8 @@ def failures(seeds: range) -> dict[int, str]:
     return found
 
 
-@pytest.mark.parametrize("first", range(0, 100, 50))
-def test_the_invariants_hold(first: int) -> None:
-    assert failures(range(first, first + 50)) == {}
+def test_the_invariants_hold() -> None:
+    assert failures(range(60)) == {}
 
 
 def test_seeds_that_have_failed_pass() -> None:
@@ -51,9 +50,9 @@ def test_seeds_that_have_failed_pass() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(100, 10_000, 900))
+@pytest.mark.parametrize("first", range(0, 10_000, 1000))
 def test_the_invariants_hold_in_many_scenarios(first: int) -> None:
-    assert failures(range(first, first + 900)) == {}
+    assert failures(range(first, first + 1000)) == {}
 
 
 def test_a_seed_draws_one_scenario() -> None:
@@ -114,7 +113,7 @@ def test_the_folder_of_an_ended_process_is_removed(signum: int, code: int, left:
     name = f"minidl-scenario-{process.pid}-*"
     eventually(lambda: bool([*place.glob(name)]), "there is no folder")
     process.send_signal(signum)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == code and len([*place.glob(name)]) == left
     subprocess.run([sys.executable, "-m", "minidl.simulate", "--scenario", "0"], check=True, capture_output=True)
     assert not [*place.glob(name)]

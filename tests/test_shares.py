@@ -285,6 +285,7 @@ def test_processes_of_unequal_speed(tmp_path: Path) -> None:
     assert first > second
 
 
+@pytest.mark.slow
 def test_mpiexec(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [*jobs.mpiexec(), "-n", "2", sys.executable, "-m", "minidl.train", *SMALL, "--method", "dpsgd",

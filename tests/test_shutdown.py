@@ -31,7 +31,7 @@ def test_one_dies_at_the_end(sessions: Callable[..., Sessions], method: str) -> 
     """A replica dies near the end. The final messages carry test scores, which may be lost."""
     whole = sessions(method=method)
     whole.check()
-    for moment in sorted(whole.moments)[-8::2]:
+    for moment in sorted(whole.moments)[-7::4]:
         for victim in (0, 1):
             run = sessions({victim: moment + 1e-9}, method=method)
             run.check()
@@ -102,7 +102,7 @@ def killed(folder: Path, ranks: int, victims: Iterable[int], where: str, *option
     ("dpsgd", 0, "training.shutdown:_save"),
     pytest.param("dpsgd", 1, "training.shutdown:_save", marks=pytest.mark.slow),
     pytest.param("dpsgd", 0, "training.shutdown:summarise", marks=pytest.mark.slow),
-    ("gossip", 0, "training.output:averaged"),
+    pytest.param("gossip", 0, "training.output:averaged", marks=pytest.mark.slow),
     pytest.param("gossip", 0, "training.shutdown:gather_numbers", marks=pytest.mark.slow),
     pytest.param("ps", 0, "training.shutdown:gather_numbers", marks=pytest.mark.slow),
 ])  # fmt: skip
@@ -120,5 +120,5 @@ def test_all_workers_are_killed(tmp_path: Path) -> None:
     assert code == 2 and not lines and len(words) == 3
     assert "the center is saved; to continue from it: python -m minidl.train --resume" in words[2]
     run = [sys.executable, "-m", "minidl.train", "--resume", str(tmp_path / "run"), "--json"]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and json.loads(done.stdout)["epochs"] == 4

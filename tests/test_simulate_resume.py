@@ -117,7 +117,7 @@ def test_processes_continue_a_stopped_simulation(tmp_path: Path, capsys: pytest.
     Interrupted(tmp_path / "run", stop=whole.run.simulation.time / 2, method="dpsgd")
     (tmp_path / "run" / "cluster.toml").unlink()
     command = [sys.executable, "-m", "minidl.train", "--resume", str(tmp_path / "run"), "--threads", "1", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert_equal(tmp_path / "run", tmp_path / "whole")
 
@@ -223,11 +223,11 @@ def test_ctrl_c_saves_a_simulation(tmp_path: Path, capsys: pytest.CaptureFixture
     options = ["--data", "synthetic:96x4x4x1:4", "--model", "mlp", "--ranks", "3", "--steps", "100000"]
     command = [sys.executable, "-m", "minidl.simulate", *options, "--out", str(tmp_path / "run")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        errors = process.communicate(timeout=60)[1]
+        errors = process.communicate(timeout=300)[1]
     assert process.returncode == 130
     assert errors.endswith(f"minidl: saved; to continue: python -m minidl.simulate --resume {tmp_path / 'run'}\n")
     assert files.last(tmp_path / "run" / "checkpoints")

@@ -24,7 +24,7 @@ def killed(folder: Path, victim: int, where: str, *options: str) -> tuple[int, l
     pytest.param(1, "training.session:agree_at_start", marks=pytest.mark.slow),
     (0, "training.agreement:led"),
     pytest.param(0, "training.session:RunOutput", marks=pytest.mark.slow),
-    (2, "training.session:begin_together"),
+    pytest.param(2, "training.session:begin_together", marks=pytest.mark.slow),
     pytest.param(0, "training.trainer:Trainer.prepare", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_gossip_begins_without_a_replica_that_dies(tmp_path: Path, victim: int, where: str) -> None:
@@ -36,8 +36,8 @@ def test_gossip_begins_without_a_replica_that_dies(tmp_path: Path, victim: int, 
 
 @pytest.mark.parametrize(("method", "victim", "where"), [
     ("dpsgd", 0, "training.session:agree_at_start"),
-    ("allreduce", 2, "training.session:begin_together"),
-    ("ps", 2, "training.session:agree_at_start"),
+    pytest.param("allreduce", 2, "training.session:begin_together", marks=pytest.mark.slow),
+    pytest.param("ps", 2, "training.session:agree_at_start", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_one_line_if_the_others_need_the_dead(tmp_path: Path, method: str, victim: int, where: str) -> None:
     code, lines, errors = killed(tmp_path / "run", victim, where, "--method", method)

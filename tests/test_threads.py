@@ -91,7 +91,7 @@ def layers(*quick: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("layer", [*quick, *slow])
 
 
-@layers("omp", "workqueue", "tbb")
+@layers("omp", "workqueue")
 def test_threads_call_one_prediction(layer: str) -> None:
     script = """
     model = network()
@@ -107,7 +107,7 @@ def test_threads_call_one_prediction(layer: str) -> None:
     assert run(_dedent(script), layer).split("\n")[:2] == [str([[]] * 4), "True True"]
 
 
-@layers("omp", "workqueue")
+@layers("workqueue")
 def test_threads_call_predict_and_models(layer: str) -> None:
     script = """
     models = [network(seed) for seed in range(3)]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from quick import quick
 
 from minidl.comm.topology import TOPOLOGIES
 from minidl.topology import main
@@ -33,15 +34,20 @@ def test_the_command_of_the_readme(tmp_path: Path, root: Path) -> None:
     assert width > 400 and height > 400
 
 
-def test_every_topology_prints_and_draws(
+@pytest.mark.parametrize("name", quick(NAMES, "torus", "star"))
+def test_every_topology_prints_and_draws(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    assert main([name, "4"]) == 0
+    png_size(tmp_path / f"{name}-4.png")
+
+
+def test_files_nodes_and_large_topologies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my graph.txt").write_text("0 1\n1 2\n")
-    for name in NAMES:
-        assert main([name, "4"]) == 0
-        png_size(tmp_path / f"{name}-4.png")
     assert main(["ring", "1", "--out", "one.svg"]) == 0
     assert "</svg>" in (tmp_path / "one.svg").read_text()
     assert main(["file:my graph.txt"]) == 0

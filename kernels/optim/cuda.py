@@ -16,10 +16,10 @@ from minidl.engine.cuda import cuda, device, kernel, launch
 from minidl.engine.cuda_memory import get, put
 
 from ..elementwise.quads import QUAD, blocks, first, load, store, whole
-from ..reduce.block_sum import THREADS, WARPS, block_sum
+from ..reduce.block_sum import THREADS, WARPS, add_blocks, block_sum
 from .reference import __all__ as __all__
 
-NORM_BLOCKS = THREADS  # of `norms`: the same number on each GPU, so that sums have the same order; a thread adds one
+NORM_BLOCKS = THREADS  # the same number on each GPU: it decides the order of sums. `add_blocks` has a thread for each
 
 
 @device
@@ -134,21 +134,11 @@ def _norms_of_blocks(x: ndarray, starts: ndarray, stops: ndarray, each: int, par
             put(partial, int32(cuda.blockIdx.x) * int32(starts.size) + s, total)
 
 
-@kernel(threads=THREADS)
-def _norms(partial: ndarray, segments: int, squares: ndarray) -> None:
-    """squares[s] = sum of partial[:, s]: a block for each segment"""
-    sums = cuda.shared.array(WARPS, float64)
-    s = int32(cuda.blockIdx.x)
-    total = block_sum(get(partial, int32(cuda.threadIdx.x) * segments + s), sums)
-    if cuda.threadIdx.x == 0:
-        put(squares, s, total)
-
-
 def norms(x: ndarray, starts: ndarray, stops: ndarray, partial: ndarray, squares: ndarray) -> None:
     segments = starts.size
     each = -(-x.size // NORM_BLOCKS)
     launch(_norms_of_blocks, NORM_BLOCKS, x, starts, stops, each, partial)
-    launch(_norms, segments, partial, segments, squares)
+    launch(add_blocks, segments, partial, segments, squares)
 
 
 @device

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from numba import float64, int32
 from numpy import ndarray
 
-from minidl.engine.cuda import cuda, device
+from minidl.engine.cuda import cuda, device, kernel
+from minidl.engine.cuda_memory import get, put
 
 WARP = 32
 ALL = 0xFFFFFFFF  # all threads of a warp take part
@@ -37,3 +39,13 @@ def block_sum(value: Any, sums: ndarray) -> Any:
     for warp in range(1, WARPS):
         total += sums[warp]
     return total
+
+
+@kernel(threads=THREADS)
+def add_blocks(partial: ndarray, numbers: int, out: ndarray) -> None:
+    """out[i] = sum of partial[:, i], partial (THREADS, numbers), all float64: a block for each number"""
+    sums = cuda.shared.array(WARPS, float64)
+    i = int32(cuda.blockIdx.x)
+    total = block_sum(get(partial, int32(cuda.threadIdx.x) * numbers + i), sums)
+    if cuda.threadIdx.x == 0:
+        put(out, i, total)

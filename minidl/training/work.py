@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from signal import SIGTERM
 from typing import Any
@@ -186,7 +187,7 @@ class Claimed(Work):
         self.sampler, self.fabric, self.check = sampler, fabric, check
         self.claims: Claims = fabric.claims
         self.batches = self.own_batches = sampler.pieces
-        self.pool = ThreadPoolExecutor(1, thread_name_prefix="minidl-prefetch") if sampler.prefetch else None
+        self.pool: ThreadPoolExecutor | None = None  # prepares pieces while an epoch goes on
         self.requests: deque[Request] = deque()  # for the next pieces, in order
         self.asked = 0.0  # when the last request was made
         self.piece, self.present = 0, OVER  # the present piece, and its ticket
@@ -203,19 +204,27 @@ class Claimed(Work):
         self.epochs = -(-total // self.batches)
 
     def epoch(self, at: Progress) -> Iterator[Batch]:
-        while (ticket := self._upcoming()) >= 0:
-            piece = self._piece(ticket)
-            if piece // self.batches > at.epoch:
-                return
-            ready = self.requests.popleft().batch
-            batch = ready.result() if ready else self.sampler.piece(piece)
-            held = self.claims.begin(ticket)  # False: the piece was revoked
-            if held:
-                self.piece, self.present = piece, ticket
-                self.reached = max(self.reached, piece + 1)
-            self._claim_ahead()
-            if held:
-                yield batch
+        pool = ThreadPoolExecutor(1, thread_name_prefix="minidl-prefetch") if self.sampler.prefetch else None
+        self.pool = pool
+        try:
+            while (ticket := self._upcoming()) >= 0:
+                piece = self._piece(ticket)
+                if piece // self.batches > at.epoch:
+                    return
+                ready = self.requests.popleft().batch
+                batch = ready.result() if ready else self.sampler.piece(piece)
+                held = self.claims.begin(ticket)  # False: the piece was revoked
+                if held:
+                    self.piece, self.present = piece, ticket
+                    self.reached = max(self.reached, piece + 1)
+                self._claim_ahead()
+                if held:
+                    yield batch
+        finally:
+            if self.pool is pool:
+                self.pool = None
+            if pool:
+                pool.shutdown()  # after the pieces that it prepares: the next epoch trains them
 
     def settle(self, at: Progress, images: int, correct: int, loss_sum: float) -> bool:
         at.step = max(at.step, at.shift + self.steps(self.piece + 1))
@@ -306,8 +315,10 @@ class Claimed(Work):
 
     def _answer(self, request: Request, ticket: int) -> None:
         """Handle the answer to a request: let a thread prepare the piece. May run in another thread."""
-        if ticket >= 0 and self.pool is not None:
-            request.batch = self.pool.submit(self.sampler.piece, self._piece(ticket))
+        pool = self.pool
+        if ticket >= 0 and pool is not None:
+            with suppress(RuntimeError):  # the epoch has just ended
+                request.batch = pool.submit(self.sampler.piece, self._piece(ticket))
         request.ticket = ticket
 
     def _upcoming(self) -> int:

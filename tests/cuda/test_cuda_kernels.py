@@ -6,15 +6,12 @@ The arguments are those of the CPU's tests (tests/kernel_cases), with fewer elem
 from __future__ import annotations
 
 import pytest
-from emulator import Emulator, Unsupported
+from emulator import Emulator
 from kernel_cases.comparing import assert_close, module, parameters
 from on_emulator import FOLDERS, KERNELS, cuda_cases, launched, reference, run
 from sass import read
 
 TARGETS = ((8, 0), (9, 0))
-CALLS_A_FUNCTION = {  # NVIDIA's powers of float64 numbers are functions; the emulator knows none
-    ("elementwise", "power", "float64"), ("elementwise", "power_backward", "float64"),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -27,11 +24,6 @@ def test_the_device_table_is_the_same(folder: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("folder", "kernel"), KERNELS)
 def test_kernel_agrees_with_its_reference(folder: str, kernel: str, dtype: str) -> None:
-    if (folder, kernel, dtype) in CALLS_A_FUNCTION:
-        arguments = cuda_cases(folder, kernel, dtype)[0]
-        with pytest.raises(Unsupported, match="call"):
-            run(folder, kernel, arguments, reference(folder, kernel, arguments), Emulator())
-        return
     for arguments in cuda_cases(folder, kernel, dtype):
         expected = reference(folder, kernel, arguments)
         assert_close(run(folder, kernel, arguments, expected, Emulator()), expected, dtype, kernel)

@@ -114,6 +114,20 @@ def test_a_ballot() -> None:
     np.testing.assert_array_equal(out, [sum(x[i - i % 32 : i] >= 40) for i in range(N)])
 
 
+def test_functions_are_called() -> None:
+    def powers(x: ndarray, out: ndarray) -> None:  # NVIDIA's power of float64 numbers is a function
+        i = int32(cuda.threadIdx.x)
+        v = get(x, i)
+        if i % 3 == 0:
+            v = v**1.5
+        put(out, i, v + v**-0.3)
+
+    x, out = np.linspace(0.1, 9, N), np.zeros(N)
+    run(powers, x, out)
+    v = np.where(np.arange(N) % 3 == 0, x**1.5, x)
+    np.testing.assert_allclose(out, v + v**-0.3, rtol=1e-14)
+
+
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ def cases(a: Arrays) -> Cases:
         bits = a.integers(256, -(-n // 8)).astype(np.uint8)
         yield "sign_encode", dict(rest=a.normal(n), scales=scales.copy(), bits=bits.copy())
         yield "sign_decode", dict(scales=scales, bits=bits, weight=weight, out=a.normal(n))
-        for keep in (1, 41, BLOCK):
+        for keep in (1, 41, BLOCK // 2, BLOCK):  # half of them: some of those in _with_ties
             places = [np.sort(a.random.permutation(size)[: kept(size, keep)]) for _, size in blocks(n)]
             indices = np.concatenate(places).astype(np.uint16)
             values = np.float32(a.normal(indices.size))

@@ -4,12 +4,12 @@ import numpy as np
 
 from kernel_cases import Arrays, Cases
 
-SEGMENTS = {0: [(0, 0)], 1: [(0, 1)], 511: [(0, 511)], 513: [(0, 7), (7, 513)], 1_037: [(0, 1_037), (13, 13), (5, 900)],
-            70_001: [(0, 70_001), (3, 34_000), (34_000, 70_001)]}  # fmt: skip
+SEGMENTS = {0: [(0, 0)], 1: [(0, 1)], 511: [(0, 511)], 513: [(0, 7), (7, 513)], 1_037: [(0, 1_037), (13, 13), (5, 900)]}
 
 
 def cases(a: Arrays) -> Cases:
-    for n, segments in SEGMENTS.items():
+    large = {a.many: [(0, a.many), (3, a.many // 2), (a.many // 2, a.many)]}
+    for n, segments in (SEGMENTS | large).items():
         starts, stops = np.array(segments, np.int64).T.copy()
         before = a.normal(n)
         moved = before + before.dtype.type(1e-3) * a.normal(n)

@@ -323,8 +323,7 @@ def early(fabric: Fabric) -> None:
 
 
 def main() -> int:
-    longest = float(os.environ.get("LIMIT", "25"))
-    faulthandler.dump_traceback_later(longest, exit=True)  # a rank that hangs prints its stack and exits
+    faulthandler.dump_traceback_later(280, exit=True)  # a rank that hangs prints its stack and exits
     job = find_job()
     assert job is not None
     nodes = os.environ.get("NODES")

@@ -9,9 +9,9 @@ is written; copies in the background that are not waited for; barriers that not 
 parts of a warp. It counts sectors of global memory and wavefronts of shared memory (`Emulator.counts`).
 
 Limits:
-- It knows the instructions that minidl's kernels need (instructions.py), and raises Unsupported for others. There are
-  no functions (so no powers of float64 numbers), no local memory, no atomics, no constant memory, no named barriers, no
-  blocks that are not whole warps.
+- It knows the instructions that minidl's kernels need (instructions.py), and raises Unsupported for others. There is
+  no local memory, there are no atomics, no constant memory, no named barriers, no blocks that are not whole warps, and
+  no functions that call themselves.
 - Threads of a warp need a barrier, too, before they read each other's writes (CUDA would also allow syncwarp).
 - A value read from a register that only other threads have written is 0, without an error.
 - It says nothing about time, registers or occupancy: tests/cuda/sass.py reads those from the machine code.

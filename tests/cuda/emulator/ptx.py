@@ -1,7 +1,8 @@
 """Parses PTX, the assembly language that Numba generates, into basic blocks of instructions.
 
 The language is described in NVIDIA's "Parallel Thread Execution ISA". This parser knows what Numba and the instructions
-of minidl/engine/cuda_memory.py generate: one kernel, no functions, no local memory, no constants in memory.
+of minidl/engine/cuda_memory.py generate: one kernel, whose calls calls.py replaces, no local memory, no constants in
+memory.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import re
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from .calls import inline
 
 TYPES = {
     "pred": np.bool_, "f32": np.float32, "f64": np.float64,
@@ -63,6 +66,7 @@ class Program:
 
 def parse(ptx: str, dynamic_shared: int = 0) -> Program:
     """Parse one kernel. dynamic_shared: bytes of the shared array whose size the launch determines."""
+    ptx = inline(ptx)
     _, _, body = ptx.partition(".visible .entry")
     head, _, _ = body.partition("{")
     if ".local" in body:

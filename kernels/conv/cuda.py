@@ -1,0 +1,126 @@
+"""Convolutions on a GPU: matrix products whose first matrix is read from the image (cuda_convolve.py)."""
+
+from __future__ import annotations
+
+import math
+
+from numpy import ndarray
+
+from minidl.engine.cuda import launch
+from minidl.engine.device import address
+
+from ..matmul.cuda import choose_tile
+from ..matmul.cuda_loader import DEPTH, THREADS
+from ..matmul.cuda_tile import Tile
+from .cuda_channels import COLUMNS, convolve_channels, weight_gradient_channels
+from .cuda_convolve import convolution
+from .cuda_few import LARGEST, LONGEST
+from .cuda_geometry import Pass, passes
+from .cuda_weight import Gradient, gradient_of, sum_parts, weight_gradient
+from .reference import Pair, Shape, output_size
+from .reference import __all__ as __all__
+
+FEW_OUTPUTS = 4  # with up to so many outputs in each of several groups, cuda_channels.py computes y or dx,
+FEW_PRODUCTS = 16  # and with up to so many weights in a tap of a group, dweight
+WEIGHT_TILES = {  # bytes of an element -> tiles of dweight
+    4: (Tile(128, 128, 8, 8), Tile(128, 64, 8, 4), Tile(256, 16, 4, 4), Tile(128, 32, 4, 4), Tile(64, 64, 4, 4)),
+    8: (Tile(128, 32, 4, 4), Tile(64, 64, 4, 4)),
+}
+
+
+def forward_scratch(
+    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
+) -> int:
+    """Return the number of elements of scratch: 0."""
+    return 0
+
+
+backward_input_scratch = forward_scratch
+
+
+def backward_weight_scratch(
+    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
+) -> int:
+    """Return the number of elements of backward_weight's scratch: the gradients of all parts, if there are several."""
+    out = output_size(x_shape, w_shape, stride, padding, dilation)
+    parts = gradient_of(x_shape, w_shape, out, groups, stride, padding, dilation).parts
+    return parts * math.prod(w_shape) if parts > 1 else 0
+
+
+def _wide(channels: int, *arrays: ndarray) -> bool:
+    """Return whether so many channels of a group, in all of these arrays, can be accessed by 16 bytes."""
+    return channels % 4 == 0 and all(address(x) % 16 == 0 for x in arrays)
+
+
+def _has_few(g: Pass) -> bool:
+    """Return whether cuda_few.py can and should find the numbers of the source."""
+    sides = g.source_h - g.offset_h + g.taps_h * g.spacing_h, g.source_w - g.offset_w + g.taps_w * g.spacing_w
+    return g.inner < DEPTH and g.taps_h * g.taps_w * g.inner <= LONGEST and max(sides) < LARGEST
+
+
+def _convolve(
+    source: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
+    out: ndarray, g: Pass, backward: bool,
+) -> None:  # fmt: skip
+    if g.groups > 1 and g.outer <= FEW_OUTPUTS:
+        arguments = source, weight, bias, scale, shift, shortcut, relu, out
+        launch(convolve_channels(backward), -(-g.rows * g.groups * g.outer // THREADS), *arguments, *g)
+        return
+    tile = choose_tile(g.outer, out.itemsize)
+    wide = _wide(g.outer, out) if backward else _wide(g.outer, out, weight)
+    has_few = not backward and _has_few(g)
+    compute = convolution(tile, has_few, g.inner % DEPTH == 0, backward, wide, out.itemsize)
+    blocks = -(-g.rows // tile.rows), -(-g.outer // tile.columns), g.groups
+    launch(compute, blocks, source, weight, bias, scale, shift, shortcut, relu, out, *g)
+
+
+def forward(
+    x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
+    groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: ndarray, y: ndarray,
+) -> None:  # fmt: skip
+    out = y.shape[1], y.shape[2]
+    for g in passes(x.shape, weight.shape, out, False, groups, stride, padding, dilation):
+        _convolve(x, weight, bias, scale, shift, shortcut, relu, y, g, False)
+
+
+def backward_input(
+    dy: ndarray, weight: ndarray, shortcut: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
+    winograd: bool, scratch: ndarray, dx: ndarray,
+) -> None:  # fmt: skip
+    out, none = (dy.shape[1], dy.shape[2]), dy[:0]
+    for g in passes(dx.shape, weight.shape, out, True, groups, stride, padding, dilation):
+        _convolve(dy, weight, none, none, none, shortcut, False, dx, g, True)
+
+
+def _weight_tile(g: Gradient, vector: int, item: int) -> Tile:
+    """Return the tile that takes the least time: a multiply-add counts 1, a number that a thread loads for it 2."""
+
+    def cost(tile: Tile) -> float:
+        sums = -(-g.rows // tile.rows) * tile.rows * (-(-g.outer // tile.columns) * tile.columns)
+        return sums * (1 + 2 / tile.height + 2 / tile.width)
+
+    return min((tile for tile in WEIGHT_TILES[item] if vector > 1 or tile.rows <= 128), key=cost)
+
+
+def backward_weight(
+    x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
+    winograd: bool, scratch: ndarray, dweight: ndarray,
+) -> None:  # fmt: skip
+    out = dy.shape[1], dy.shape[2]
+    g = gradient_of(x.shape, dweight.shape, out, groups, stride, padding, dilation)
+    partial = scratch[: g.parts * dweight.size] if g.parts > 1 else dweight
+    if groups > 1 and g.inner * g.outer <= FEW_PRODUCTS:
+        blocks = -(-dweight.shape[3] // COLUMNS), g.rows, g.parts
+        launch(weight_gradient_channels, blocks, x, dy, partial, *g)
+    else:
+        _weight_product(x, dy, partial, g)
+    if g.parts > 1:
+        launch(sum_parts, -(-dweight.size // THREADS), partial, dweight)
+
+
+def _weight_product(x: ndarray, dy: ndarray, out: ndarray, g: Gradient) -> None:
+    item = x.itemsize
+    vector = 16 // item if _wide(g.inner, x) else 1
+    tile = _weight_tile(g, vector, item)
+    compute = weight_gradient(tile, vector, _wide(g.outer, dy, out), item)
+    launch(compute, (-(-g.rows // tile.rows), -(-g.outer // tile.columns), g.groups * g.parts), x, dy, out, *g)
