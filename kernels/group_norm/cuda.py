@@ -23,6 +23,8 @@ from ..reduce.cuda_matrix import STRIP, STRIP_SUMS, load_part, store_part, strip
 from ..reduce.cuda_rows import CACHED
 from .reference import __all__ as __all__
 
+COLUMNS = 2 * STRIP  # sums of the columns of a strip, and of their groups
+
 
 @device
 def _sum_of_one(values: ndarray, c: int, size: int, sums: ndarray, columns: ndarray) -> None:
@@ -35,16 +37,19 @@ def _sum_of_one(values: ndarray, c: int, size: int, sums: ndarray, columns: ndar
 @device
 def _sum_of_several(values: ndarray, c: int, size: int, sums: ndarray, columns: ndarray) -> None:
     """Replace the values of the columns c to c + 3 by the sums over their groups, which have `size` columns each."""
-    total = strip_sum(values, sums)
-    if cuda.threadIdx.x < STRIP:
-        columns[cuda.threadIdx.x] = total
+    total, thread = strip_sum(values, sums), int32(cuda.threadIdx.x)
+    if thread < STRIP:
+        columns[thread] = total
     cuda.syncthreads()
-    for j in range(QUAD):
-        begin = int32((c + j) // size * size)
+    if thread < STRIP:
+        begin = int32(thread // size * size)
         total = columns[begin]
         for k in range(1, size):
             total += columns[begin + k]
-        values[j] = total
+        columns[STRIP + thread] = total
+    cuda.syncthreads()
+    for j in range(QUAD):
+        values[j] = columns[STRIP + c + j]
 
 
 def _forward(several: bool) -> Kernel:
@@ -52,10 +57,10 @@ def _forward(several: bool) -> Kernel:
 
     def group_norm(
         x: ndarray, weight: ndarray, bias: ndarray, eps: float, shortcut: ndarray, relu: bool, pixels: int,
-        channels: int, size: int, width: int, wide: bool, mean: ndarray, rstd: ndarray, y: ndarray,
+        channels: int, size: int, share: float, width: int, wide: bool, mean: ndarray, rstd: ndarray, y: ndarray,
     ) -> None:  # fmt: skip
-        """width: channels of the block, one or several groups of `size` channels"""
-        sums, columns = cuda.shared.array(STRIP_SUMS, float64), cuda.shared.array(STRIP, float64)
+        """width: channels of the block, one or several groups of `size` channels. share: 1 / (pixels * size)"""
+        sums, columns = cuda.shared.array(STRIP_SUMS, float64), cuda.shared.array(COLUMNS, float64)
         cache, number = cuda.shared.array(CACHED, x.dtype, 16), x.dtype.type
         bundles = int32(channels // width)
         image, c0 = int32(cuda.blockIdx.x) // bundles, int32(int32(cuda.blockIdx.x) % bundles * width)
@@ -83,8 +88,8 @@ def _forward(several: bool) -> Kernel:
         group_sum(first, own, size, sums, columns)
         group_sum(second, own, size, sums, columns)
         for j in range(QUAD):
-            distance = first[j] / (pixels * size)
-            variance = max(second[j] / (pixels * size) - distance * distance, 0.0)  # rounding may make it negative
+            distance = first[j] * share
+            variance = max(second[j] * share - distance * distance, 0.0)  # rounding may make it negative
             m[j] = number(float64(origin[j if several else 0]) + distance)
             s[j] = number(1 / math.sqrt(variance + eps))
             if thread < across and (own + j) % size == 0 and own + j < width:
@@ -110,7 +115,7 @@ def _forward(several: bool) -> Kernel:
                 v[j] = number(0) if relu and v[j] < 0 else v[j]
             store_part(y, at, count, wide, v)
 
-    return kernel(threads=THREADS, blocks_per_sm=2)(group_norm)
+    return kernel(threads=THREADS)(group_norm)
 
 
 @device
@@ -135,10 +140,10 @@ def _input_gradient(several: bool) -> Kernel:
 
     def input_gradient(
         dy: ndarray, x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray, relu: bool,
-        pixels: int, channels: int, size: int, width: int, wide: bool, dx: ndarray,
+        pixels: int, channels: int, size: int, share: float, width: int, wide: bool, dx: ndarray,
     ) -> None:  # fmt: skip
         """dx = rstd * (dz - mean(dz) - z * mean(dz * z)), with dz = dy * weight"""
-        sums, columns = cuda.shared.array(STRIP_SUMS, float64), cuda.shared.array(STRIP, float64)
+        sums, columns = cuda.shared.array(STRIP_SUMS, float64), cuda.shared.array(COLUMNS, float64)
         dz_cache, z_cache = cuda.shared.array(CACHED, x.dtype, 16), cuda.shared.array(CACHED, x.dtype, 16)
         bundles, number = int32(channels // width), x.dtype.type
         image, c0 = int32(cuda.blockIdx.x) // bundles, int32(int32(cuda.blockIdx.x) % bundles * width)
@@ -165,8 +170,8 @@ def _input_gradient(several: bool) -> Kernel:
         group_sum(first, own, size, sums, columns)
         group_sum(second, own, size, sums, columns)
         for j in range(QUAD):
-            first[j] /= pixels * size
-            second[j] /= pixels * size
+            first[j] *= share
+            second[j] *= share
         for i in range(thread, pixels * across, THREADS):
             c = int32(i % across * QUAD)
             at, count = int32(begin + i // across * channels + c), int32(width - c)
@@ -179,7 +184,7 @@ def _input_gradient(several: bool) -> Kernel:
                 d[j] = s[j] * (d[j] - number(first[j]) - v[j] * number(second[j]))
             store_part(dx, at, count, wide, d)
 
-    return kernel(threads=THREADS, blocks_per_sm=2)(input_gradient)
+    return kernel(threads=THREADS)(input_gradient)
 
 
 _one_group, _several_groups = _forward(False), _forward(True)
@@ -201,7 +206,8 @@ def group_norm(
     width = _width(channels, groups)
     launch(
         _several_groups if width == STRIP else _one_group, images * channels // width, x, weight, bias, eps, shortcut,
-        relu, pixels, channels, channels // groups, width, wide(width, x, weight, bias, shortcut, y), mean, rstd, y,
+        relu, pixels, channels, channels // groups, groups / max(1, pixels * channels), width,
+        wide(width, x, weight, bias, shortcut, y), mean, rstd, y,
     )  # fmt: skip
 
 
@@ -215,5 +221,6 @@ def group_norm_backward(
     total_gradients(partial, dweight, dbias)  # before the next kernel: dx may overwrite dy
     launch(
         _several_gradients if width == STRIP else _one_gradient, images * channels // width, dy, x, weight, bias,
-        mean, rstd, relu, pixels, channels, channels // groups, width, wide(width, dy, x, weight, bias, dx), dx,
+        mean, rstd, relu, pixels, channels, channels // groups, groups / max(1, pixels * channels), width,
+        wide(width, dy, x, weight, bias, dx), dx,
     )  # fmt: skip

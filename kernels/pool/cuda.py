@@ -167,7 +167,7 @@ def _side_by_side(largest: bool) -> Kernel:
                         v[j] = d[j] * factor
                 store_part(dx, _at(n, h, w, c, height, width, channels), count, wide, v)
 
-    return kernel(threads=THREADS, blocks_per_sm=4)(distribute)
+    return kernel(threads=THREADS)(distribute)
 
 
 _max_gather, _average_gather = _backward(True), _backward(False)

@@ -32,6 +32,7 @@ from emulator.counts import Cost
 from sass import Sass, read
 
 from minidl.engine.cuda import Grid, Kernel, launch_with, types_of
+from minidl.engine.device import aligned
 
 LANES = {(8, 0): 16, (9, 0): 32}  # FP32 units of an SM quarter: A100, H100
 QUARTERS, SECTORS = 4, 4  # of an SM; per cycle
@@ -135,9 +136,9 @@ def reduce() -> Iterator[Case]:
     """Yield the steps of the ladder: sums over 8192 rows of 64 columns, in parts of 256 rows."""
     from minidl.kernels.reduce.cuda_ladder import PART, RUNGS
 
-    x = np.ones((32 * PART, 64), np.float32)
+    x, partial = aligned(32 * PART * 64, np.float32).reshape(-1, 64), aligned(32 * 64, np.float64).reshape(32, 64)
     for name, step in RUNGS.items():
-        yield name, step, (x, np.zeros((32, 64)))
+        yield name, step, (x, partial)
 
 
 LADDERS = {"matmul": matmul, "reduce": reduce}

@@ -134,7 +134,7 @@ MUTANTS = [  # (folder, kernel, file, piece, replacement)
     ("group_norm", "group_norm", "group_norm/cuda.py", "- distance * distance, 0.0)", ", 0.0)"),
     ("group_norm", "group_norm", "group_norm/cuda.py", "if j < count:\n", "if j <= count:\n"),
     ("group_norm", "group_norm", "group_norm/cuda.py", "range(1, size)", "range(1, size - 1)"),
-    ("group_norm", "group_norm", "group_norm/cuda.py", "] = total\n    cuda.syncthreads()", "] = total"),
+    ("group_norm", "group_norm", "group_norm/cuda.py", "[thread] = total\n    cuda.syncthreads()", "[thread] = total"),
     ("group_norm", "group_norm", "group_norm/cuda.py", " and channels % STRIP == 0", ""),
     ("group_norm", "group_norm_backward", "group_norm/cuda.py", "- number(first[j])", ""),
     ("group_norm", "group_norm_backward", "group_norm/cuda.py", "store4(z_cache, i * QUAD", "store4(z_cache, 0 * QUAD"),
