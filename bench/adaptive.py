@@ -43,6 +43,9 @@ PERIOD = 3
 METHODS: dict[str, list[str]] = {
     "adaptive": [*GOSSIP, "--inside", "0.9", "--adaptive", "drift", "--exchange-rate", f"{1 / PERIOD:.4f}",
                  "--threshold", "0.002"],
+    # With the rate of `adaptive` and seed 100, 93% of the messages of `fixed-period` are sent.
+    "adaptive-as-many": [*GOSSIP, "--inside", "0.9", "--adaptive", "drift", "--exchange-rate", f"{1.075 / PERIOD:.4f}",
+                         "--threshold", "0.002"],
     "hierarchical-period-4": [*GOSSIP, "--inside", "0.9", "--period", "4"],
     "fixed-period": [*GOSSIP, "--inside", "0.9", "--period", str(PERIOD)],
     "each-step": ["--method", "dpsgd", "--topology", "one-peer-exponential"],  # it waits for the link
@@ -193,11 +196,11 @@ def two_hosts(report: measure.Report, bench: Bench) -> None:
         report.row("adaptive-against-hierarchical", 100 * share, "% of its time", "<= 100")
 
 
-def compare(report: measure.Report, bench: Bench, other: str, goal: str) -> None:
-    """Report the difference between the accuracies of `adaptive` and of another method, over all seeds."""
+def compare(report: measure.Report, bench: Bench, adaptive: str, other: str, goal: str) -> None:
+    """Report the difference between the accuracies of two methods, the first of them adaptive, over all seeds."""
     differences, messages = [], []
     for seed in bench.args.seeds:
-        found, against = (bench.simulated(name, seed) for name in ("adaptive", other))
+        found, against = (bench.simulated(name, seed) for name in (adaptive, other))
         differences.append(100 * (found["accuracy_average"] - against["accuracy_average"]))
         messages.append(found["messages"] / against["messages"])
         print(f"seed {seed}: adaptive {found['accuracy_average']:.2%}, {other} {against['accuracy_average']:.2%}, "
@@ -211,11 +214,11 @@ def compare(report: measure.Report, bench: Bench, other: str, goal: str) -> None
 
 
 def equal_samples(report: measure.Report, bench: Bench) -> None:
-    compare(report, bench, "each-step", ">= -0.3")
+    compare(report, bench, "adaptive", "each-step", ">= -0.3")
 
 
 def fixed_period(report: measure.Report, bench: Bench) -> None:
-    compare(report, bench, "fixed-period", "> 0")
+    compare(report, bench, "adaptive-as-many", "fixed-period", "> 0")
 
 
 PARTS = {"two-hosts": two_hosts, "equal-samples": equal_samples, "fixed-period": fixed_period}

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+MODULES = {"Matplotlib": "matplotlib", "tensorboardX": "tensorboardX"}  # of optional packages
 LONGEST = 2000  # characters of a message that is printed: it may quote a hostile file
 
 
@@ -102,6 +103,14 @@ def tell(line: str) -> None:
 def printable(text: str) -> str:
     """Escape control characters, which a terminal would obey. Names in files and names of files may contain them."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def require_package(what: str, name: str, extra: str) -> None:
+    """Raise ConfigError if an optional package is not installed. what: needs it. extra: of minidl, that contains it."""
+    from importlib.util import find_spec
+
+    if find_spec(MODULES[name]) is None:
+        raise ConfigError(f"{what} needs {name}: pip install 'minidl[{extra}]'")
 
 
 def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:

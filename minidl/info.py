@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidl.cli import facts
-from minidl.errors import EXPECTED, explained, printable, report
-from minidl.run.help import plain_page
-from minidl.run.options import HelpWanted, option, parse
+from minidl.errors import printable
+from minidl.run.help import Command, run_plain
+from minidl.run.options import option, parse
 from minidl.training.job import find_job
 
 DESCRIPTION = (
@@ -33,21 +33,16 @@ class Options:
     json: bool = option(False, "print JSON; names ending in _bytes are numbers of bytes", group="options")
 
 
+COMMAND = Command("python -m minidl.info [options]", Options, DESCRIPTION, EXAMPLES)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 2 for an error, 130 if interrupted."""
-    try:
-        given = Options(**parse(Options, sys.argv[1:] if argv is None else list(argv)))
-        _run(given)
-    except HelpWanted:
-        print(plain_page("python -m minidl.info [options]", Options, DESCRIPTION, EXAMPLES))
-    except KeyboardInterrupt:
-        return 130
-    except EXPECTED as error:
-        return report(explained(error, "close other programs"))
-    return 0
+    return run_plain(COMMAND, _run, argv, "close other programs")
 
 
-def _run(given: Options) -> None:
+def _run(words: list[str]) -> None:
+    given = Options(**parse(Options, words))
     job = find_job()
     leads = job is None or job.rank == 0
     found: dict[str, Any] = {**facts.collect()} if leads else {}

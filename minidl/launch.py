@@ -26,7 +26,7 @@ from minidl.engine.environment import number, prepare
 from minidl.errors import EXPECTED, AbortedError, ConfigError, MinidlError, ReplicaLeftError, explained, report
 from minidl.resources import cores
 from minidl.run.config import ONE_OR_MORE, THREADS
-from minidl.run.help import plain_page
+from minidl.run.help import Command, plain_page
 from minidl.run.options import HelpWanted, option, options, parse
 from minidl.training.job import Job, find_job
 
@@ -46,6 +46,9 @@ class Options:
                           group="options", limits=ONE_OR_MORE)
     threads: int = option(0, "threads of each process; 0: a share of the cores", group="options", limits=THREADS)
     quiet: bool = option(False, "print no remarks of the launcher", group="options")
+
+
+COMMAND = Command("python -m minidl.launch [options] script.py [arguments]", Options, DESCRIPTION, EXAMPLES)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         start.finish()
         return code
     except HelpWanted:
-        print(plain_page("python -m minidl.launch [options] script.py [arguments]", Options, DESCRIPTION, EXAMPLES))
+        print(plain_page(COMMAND))
         return 0
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -121,7 +121,9 @@ def _scenario(given: Mapping[str, Any], signals: Signals) -> int:
     """Play a scenario; print its description and how it ended."""
     allow(given, IN_A_SCENARIO, "--scenario, which draws all options from its seed")
     prepare(1)
-    from minidl.training.playing import Violation, draw, play
+    from minidl.training.invariants import Violation
+    from minidl.training.playing import play
+    from minidl.training.scenario import draw
 
     seed = given["scenario"]
     if not given.get("quiet"):

@@ -10,11 +10,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from minidl.errors import EXPECTED, ConfigError, explained, printable, report
+from minidl.errors import ConfigError, printable
 from minidl.resources import MOST_RANKS
 from minidl.run.config import ONE_OR_MORE, SEED
-from minidl.run.help import plain_page
-from minidl.run.options import HelpWanted, Limits, option, options, parse, plain_number, unmet
+from minidl.run.help import Command, run_plain
+from minidl.run.options import Limits, option, options, parse, plain_number, unmet
 
 DESCRIPTION = "Print and draw a topology: which replica reads from which in each round, and how fast all agree."
 EXAMPLES = """
@@ -49,18 +49,12 @@ class Options:
                        used_with={"NAME": ("matching", "uniform")})
 
 
+COMMAND = Command("python -m minidl.topology NAME REPLICAS [options]", Options, DESCRIPTION, EXAMPLES)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 2 for an error, 130 if interrupted."""
-    try:
-        name, size, given = _arguments(sys.argv[1:] if argv is None else list(argv))
-        _run(name, size, Options(**given))
-    except HelpWanted:
-        print(plain_page("python -m minidl.topology NAME REPLICAS [options]", Options, DESCRIPTION, EXAMPLES))
-    except KeyboardInterrupt:
-        return 130
-    except EXPECTED as error:
-        return report(explained(error, "use fewer replicas"))
-    return 0
+    return run_plain(COMMAND, _run, argv, "use fewer replicas")
 
 
 def _arguments(argv: list[str]) -> tuple[str, int, dict[str, Any]]:
@@ -83,7 +77,9 @@ def _arguments(argv: list[str]) -> tuple[str, int, dict[str, Any]]:
         raise ConfigError(f"expected a number of replicas, such as 8, got {words[1]!r}") from None
 
 
-def _run(name: str, size: int, chosen: Options) -> None:
+def _run(words: list[str]) -> None:
+    name, size, given = _arguments(words)
+    chosen = Options(**given)
     from minidl.comm.topology import build  # slow: imports NumPy
     from minidl.comm.topology.picture import MOST_REPLICAS, draw
 

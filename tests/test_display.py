@@ -14,7 +14,7 @@ from sessions import Sessions
 
 from minidl import simulate, train
 from minidl.run import display
-from minidl.run.display import Display, count, epoch_line, legend, speed
+from minidl.run.display import Display, Position, count, epoch_line, legend, speed
 from minidl.run.folder import read_run
 
 ENTRY = {"epoch": 3, "loss": 0.5, "accuracy": 0.875, "lr": 0.05, "images_per_second": 12345.6}
@@ -30,7 +30,7 @@ class Terminal(io.StringIO):
     @property
     def lines(self) -> list[str]:
         """All lines, including the earlier contents of a line that was overwritten."""
-        return [line.removeprefix("\033[K").rstrip() for line in re.split(r"[\r\n]+", self.getvalue())]
+        return [re.sub("\033\\[[KA]", "", line).rstrip() for line in re.split(r"[\r\n]+", self.getvalue())]
 
 
 def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
@@ -41,30 +41,51 @@ def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return screen
 
 
-def test_the_bar_fits_80_columns_and_shows_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def position(run: float, done: int, epoch: int = 12) -> Position:
+    return Position(run, epoch, 15, (done, 345))
+
+
+def test_the_bars_fit_80_columns_and_show_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = open_terminal(monkeypatch)
     shown = Display(quiet=False)
     for done in (1, 2, 3):
-        shown.bar("epoch 12/15", done, 345, f"{speed(57_095)}, loss 0.1824")
+        shown.show(position(0.72 + done / 100, done), speed(57_095), "loss 0.1824", {0: 28_000.0, 1: 29_095.4})
     shown.say("a line that stays")
-    shown.bar("epoch 12/15", 345, 345, f"{speed(57_095)}, loss 0.1824")
+    shown.show(position(1.0, 345), speed(57_095), "loss 0.1824", dict.fromkeys(range(100), 1e5))
     shown.close()
-    bars = [line for line in terminal.lines if "|" in line]
-    assert max(map(len, bars)) <= 80
-    assert re.fullmatch(r"epoch 12/15   1% \|.{10,}\| 3/345, \d\d:\d\d left, 57,095 images/s, loss 0\.1824", bars[-2])
-    assert bars[-1].startswith("epoch 12/15 100% |") and " 345/345, 00:00 left" in bars[-1]
-    assert "a line that stays" in terminal.lines, "the bar was cleared before the line"
+    lines = terminal.lines
+    assert max(map(len, lines)) < 80
+    run = [line for line in lines if line.startswith("run ")]
+    assert re.fullmatch(r"run    75% \|.{10,}\| epoch 12/15, \d\d:\d\d left, 57,095 images/s", run[-2])
+    assert run[-1].startswith("run   100% |") and "| epoch 12/15, 00:00 left, 57,095 images/s" in run[-1]
+    epochs = [line for line in lines if line.startswith("epoch ")]
+    assert re.fullmatch(r"epoch   1% \|.{20,}\| 3/345, loss 0\.1824", epochs[-2]) and "100%" in epochs[-1]
+    speeds = [line for line in lines if line.startswith("replicas ")]
+    assert speeds[0] == "replicas 0: 28,000  1: 29,095 images/s"
+    assert re.fullmatch(r"replicas 0: 100,000  1: 100,000 .* and 9\d more images/s", speeds[-1])
+    assert "a line that stays" in lines, "the bars were cleared before the line"
+
+
+def test_the_epochs_bar_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    shown = Display(quiet=False)
+    for run, done, epoch in ((0.5, 345, 12), (0.6, 1, 13)):
+        shown.show(position(run, done, epoch), "5 images/s", "loss 1")
+    shown.close()
+    epochs = [line for line in terminal.lines if "epoch " in line and "loss" in line]
+    assert re.match(r"epoch 100% \|.* 345/345", epochs[0]) and re.search(r"epoch   0% \|.* 1/345", epochs[-1])
+    assert not any("  0% |" in line and "345/345" in line for line in epochs), "a wrong bar, for a moment"
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_a_bar_is_due_in_a_terminal_only(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bars_are_due_in_a_terminal_only(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Display(quiet).due()
     open_terminal(monkeypatch)
     assert Display(quiet).due() is not quiet
     monkeypatch.setattr(display, "INTERVAL", 60.0)
     shown = Display(quiet=False)
     assert shown.due()
-    shown.bar("epoch 1/2", 1, 9, "loss 1")
+    shown.show(position(0.1, 1), "5 images/s", "loss 1")
     assert not shown.due()
     shown.close()
 
@@ -88,7 +109,7 @@ def test_compilation_in_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     shown = Display(quiet=False)
     for ready in (13, 14, 16):
         shown.compiling(ready, 16)
-    assert "compiling 3 kernels that the cache does not contain: 1 done after 0 s" in terminal.lines
+    assert "compiling 3 kernels: 1 done after 0 s" in terminal.lines
     assert terminal.getvalue().count("\n") == 1 and terminal.lines[-2] == "compiled 3 kernels in 0 s"
 
 

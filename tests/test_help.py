@@ -75,7 +75,8 @@ def test_every_page_is_narrow_and_simulate_leaves_out_what_does_not_apply() -> N
     assert not [name for name in simulate.LEFT_OUT if f"--{name} " in text]
 
 
-def test_help_into_a_closed_pipe(root: Path) -> None:
-    command = f"{sys.executable} -m minidl.train --help | head -1"
+@pytest.mark.parametrize("module", ["train", "info"])
+def test_help_into_a_closed_pipe(root: Path, module: str) -> None:
+    command = f"{sys.executable} -m minidl.{module} --help | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=root, capture_output=True, text=True)
-    assert done.stderr == "" and done.stdout == "usage: python -m minidl.train [options]\n"
+    assert done.stderr == "" and done.stdout == f"usage: python -m minidl.{module} [options]\n"

@@ -290,8 +290,8 @@ def test_the_command_writes_beside_and_renames(copied: Path, capsys: pytest.Capt
                                                monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     assert command.main([str(copied)]) == 0
     assert capsys.readouterr().out == f"report: {copied}/report.html\n"
-    first = (copied / "report.html").read_text()
-    check(first)
+    check((copied / "report.html").read_text())
+    files = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
 
     def full(path: Path, content: bytes) -> None:
         with replacing(path) as file:
@@ -301,16 +301,21 @@ def test_the_command_writes_beside_and_renames(copied: Path, capsys: pytest.Capt
     monkeypatch.setattr("minidl.report.run_page.write", full)
     assert command.main([str(copied)]) == 2
     assert "No space left on device" in capsys.readouterr().err
-    assert (copied / "report.html").read_text() == first and not list(copied.glob(".report*"))
+    monkeypatch.setenv("MINIDL_REPORT", "1")
+    at_end(copied, {})
+    assert capsys.readouterr().err == (
+        f"minidl: no report.html: cannot write {copied}/report.html: No space left on device: give another --out\n"
+    )  # fmt: skip
+    assert {path: path.read_bytes() for path in files} == files and not list(copied.glob(".report*"))
 
 
 def test_without_matplotlib(copied: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minidl.report.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("MINIDL_REPORT", "1")
     assert command.main([str(copied)]) == 2
     at_end(copied, {})
     own, end = capsys.readouterr().err.splitlines()
-    assert own == "minidl: error: no report: it needs Matplotlib: pip install 'minidl[report]'"
+    assert own == "minidl: error: a report needs Matplotlib: pip install 'minidl[report]'"
     assert end == "minidl: no report.html: it needs Matplotlib: pip install 'minidl[report]'"
     assert not (copied / "report.html").exists()
 

@@ -6,11 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minidl.errors import ConfigError
+from minidl.errors import ConfigError, require_package
 from minidl.run.config import FREE, LENGTH
 from minidl.run.shares import parse_devices
 
-WITH_RESUME = (*FREE, *LENGTH, "max_workers", "model", "model_hash", "resume", "json", "quiet", "trace", "no_report")
+WITH_RESUME = (*FREE, *LENGTH, "max_workers", "model", "model_hash", "resume", "json", "quiet", "trace",
+               "tensorboard", "no_report")  # fmt: skip
 # With --evaluate of a run. --model only names the file of a model again.
 OF_A_RUN = ("evaluate", "model", "model_hash", "data", "data_dir", "layout", "threads", "json", "quiet")
 OF_A_FILE = (*OF_A_RUN, "conv", "validation", "seed", "config")  # with --evaluate of other weights
@@ -28,6 +29,8 @@ def check(given: Mapping[str, Any]) -> None:
         allow(given, WITH_RESUME, "--resume: the run keeps its options")
     if "evaluate" in given:
         allow(given, OF_A_FILE, "--evaluate, which does not train")
+    if given.get("tensorboard"):
+        require_package("--tensorboard", "tensorboardX", "tensorboard")
     out = given.get("out", "")
     if out and os.path.lexists(out) and not os.path.isdir(out):
         raise ConfigError(f"--out {out} is a file: expected a folder, which is created if it does not exist")

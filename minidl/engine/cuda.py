@@ -35,7 +35,8 @@ MISSING = (
 LARGEST = 2**31 - 1  # elements of an array
 
 try:
-    from numba import cuda, types
+    from numba import cuda as cuda  # kernels import it from here
+    from numba import types
 
     if getattr(cuda, "implementation", "") != "NVIDIA":  # numba's own numba.cuda, without numba-cuda
         raise ImportError(MISSING)

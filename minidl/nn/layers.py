@@ -12,9 +12,10 @@ from minidl.engine import random
 from minidl.engine.parameter import Buffer, Parameter
 from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, ShapeError
+from minidl.kernels.conv.reference import Pair
 from minidl.nn import init
 from minidl.nn.module import Module
-from minidl.ops.conv import Pair, pair
+from minidl.ops.conv import pair
 from minidl.ops.group_norm import divisible
 
 

@@ -7,7 +7,8 @@ import numpy as np
 from minidl.engine.autograd import Function
 from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
-from minidl.ops.conv import Pair, output_length, pair
+from minidl.kernels.conv.reference import Pair, output_length
+from minidl.ops.conv import pair
 
 
 def _output_shape(x: np.ndarray, kernel: Pair, stride: Pair, padding: Pair) -> tuple[int, ...]:

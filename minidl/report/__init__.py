@@ -13,20 +13,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from minidl.errors import EXPECTED, ConfigError, explained, printable, tell
+from minidl.errors import EXPECTED, explained, printable, require_package, tell
 from minidl.run.folder import PAGE
-
-MISSING = "it needs Matplotlib: pip install 'minidl[report]'"
-
-
-def require_matplotlib() -> None:
-    """Raise ConfigError if Matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError(f"no report: {MISSING}")
 
 
 def at_end(folder: str | Path | None, given: Mapping[str, Any], model: str = "") -> None:
@@ -38,12 +29,12 @@ def at_end(folder: str | Path | None, given: Mapping[str, Any], model: str = "")
     if folder is None or given.get("no_report") or os.environ.get("MINIDL_REPORT") == "0":
         return
     try:
-        require_matplotlib()
+        require_package("it", "Matplotlib", "report")
         from minidl.report.run_page import write_page  # slow: Matplotlib
 
         line = f"report: {write_page(Path(folder), model)}"
     except EXPECTED as error:
-        line = f"minidl: no {PAGE}: {explained(error, 'python -m minidl.report writes it').removeprefix('no report: ')}"
+        line = f"minidl: no {PAGE}: {explained(error, 'python -m minidl.report writes it')}"
     except Exception as error:
         line = f"minidl: no {PAGE}: {type(error).__name__}: {error}: a fault of minidl; the run is complete"
     if not given.get("quiet"):

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minidl.engine.environment import prepare
-from minidl.errors import EXPECTED, ConfigError, explained, printable, report
-from minidl.report import require_matplotlib
-from minidl.run.help import plain_page
-from minidl.run.options import HelpWanted, option, parse
+from minidl.errors import ConfigError, printable, require_package
+from minidl.run.help import Command, run_plain
+from minidl.run.options import option, parse
 
 DESCRIPTION = ("Write the page of a run, RUN/report.html, also of a run that is still going, was stopped or died. With "
                "several runs, write a page that compares them.")  # fmt: skip
@@ -39,26 +38,24 @@ class Options:
     csv: str = option("", "of a comparison: also write the table to this CSV file", group="options")
 
 
+COMMAND = Command("python -m minidl.report RUN [RUN ...] [options]", Options, DESCRIPTION, EXAMPLES)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 2 for an error, 130 if interrupted."""
-    try:
-        words = sys.argv[1:] if argv is None else list(argv)
-        folders = [word for at, word in enumerate(words) if not _belongs_to_option(words, at)]
-        given = parse(Options, [word for at, word in enumerate(words) if _belongs_to_option(words, at)])
-        print(f"report: {printable(str(_write(folders, Options(**given))))}")
-    except HelpWanted:
-        print(plain_page("python -m minidl.report RUN [RUN ...] [options]", Options, DESCRIPTION, EXAMPLES))
-    except KeyboardInterrupt:
-        return 130
-    except EXPECTED as error:
-        return report(explained(error, "give fewer runs"))
-    return 0
+    return run_plain(COMMAND, _run, argv, "give fewer runs")
 
 
 def _belongs_to_option(words: Sequence[str], at: int) -> bool:
     """Return whether a word is an option, or its value; the others are folders of runs."""
     before = words[at - 1] if at else ""
     return words[at].startswith("-") or (before.startswith("--") and "=" not in before and before != "--help")
+
+
+def _run(words: list[str]) -> None:
+    folders = [word for at, word in enumerate(words) if not _belongs_to_option(words, at)]
+    given = parse(Options, [word for at, word in enumerate(words) if _belongs_to_option(words, at)])
+    print(f"report: {printable(str(_write(folders, Options(**given))))}")
 
 
 def _write(folders: list[str], chosen: Options) -> Path:
@@ -74,7 +71,7 @@ def _write(folders: list[str], chosen: Options) -> Path:
     for name in ("sort", "csv") if alone else ("model",):
         if getattr(chosen, name):
             raise ConfigError(f"--{name} has an effect only with {runs}: leave it out")
-    require_matplotlib()
+    require_package("a report", "Matplotlib", "report")
     prepare()
     if alone:
         from minidl.report.run_page import write_page  # slow

@@ -185,6 +185,9 @@ class Config:
                            group="command", saved=False)
     trace: bool = option(False, "write trace.json, a timeline of all replicas for ui.perfetto.dev", group="command",
                          saved=False)
+    tensorboard: bool = option(False, "write RUN/tensorboard: what each replica measures while it trains, its weights, "
+                               "gradients and answers (needs tensorboardX: pip install 'minidl[tensorboard]')",
+                               group="command", saved=False)
     no_report: bool = option(False, "write no report.html, the page of the run, at its end", group="command",
                              saved=False)
     json: bool = option(False, "print the result as one line of JSON", group="command", saved=False)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from minidl.errors import ConfigError, nearest, report
+from minidl.errors import EXPECTED, ConfigError, explained, nearest, report
 from minidl.run import declared
 from minidl.run.config import CHOOSERS, GROUPS, Config, resolve, takers
 from minidl.run.hints import meant, shown
-from minidl.run.options import Option, options
+from minidl.run.options import HelpWanted, Option, options
 from minidl.run.presets import rows
 
 WIDTH = 88
@@ -56,18 +56,41 @@ def page(command: Command, topic: str = "") -> str:
     return "\n".join(lines)
 
 
-def plain_page(usage: str, config: type, description: str, examples: str) -> str:
-    """Return the page of a command with few options."""
-    lines = [line for entry in options(config).values() for line in _line(entry)]
-    return "\n".join([f"usage: {usage}", "", *_wrapped(description), "", "options", *lines, examples.rstrip()])
+def plain_page(command: Command) -> str:
+    """Return the page of a command with few options. command: `program` is its whole usage."""
+    lines = [line for entry in options(command.config).values() for line in _line(entry)]
+    return "\n".join([f"usage: {command.program}", "", *_wrapped(command.description), "", "options", *lines,
+                      command.examples.rstrip()])  # fmt: skip
+
+
+def run_plain(command: Command, work: Callable[[list[str]], None], argv: Sequence[str] | None, less: str) -> int:
+    """Run a command with few options. Returns the exit code: 0, 2 for an error, 130 if interrupted.
+
+    work: does it, with the words of the command line. less: how to need less memory.
+    """
+    try:
+        work(sys.argv[1:] if argv is None else list(argv))
+    except HelpWanted:
+        return _printed(plain_page(command))
+    except KeyboardInterrupt:
+        return 130
+    except EXPECTED as error:
+        return report(explained(error, less))
+    return 0
 
 
 def show(command: Command, topic: str) -> int:
     """Print a page of --help. Returns the exit code: 0, or 2 if the topic is unknown."""
     try:
-        print(page(command, topic), flush=True)
+        return _printed(page(command, topic))
     except ConfigError as error:
         return report(str(error))
+
+
+def _printed(text: str) -> int:
+    """Print a page. Returns the exit code: 0, or 2 if standard output cannot be written."""
+    try:
+        print(text, flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest, which Python writes at exit
         if not isinstance(error, BrokenPipeError):  # a pipe breaks if the reader ends early: --help | head

@@ -27,6 +27,7 @@ from minidl.run.checkpoint import Arrays
 from minidl.run.config import DATASETS, Config, resolve
 from minidl.run.display import Display, epoch_line
 from minidl.run.evaluation import Score, evaluate
+from minidl.run.live import LiveCurve
 from minidl.training.keywords import checked, of_training, with_options
 from minidl.training.together import Together
 from minidl.training.trainer import Entry, Trainer
@@ -56,6 +57,7 @@ def fit(
     data: Data,
     *,
     progress: Callable[[Entry], None] | None = tell,
+    live: bool = False,
     **given: Any,
 ) -> History:
     """Train a model, and test it once at the end.
@@ -64,6 +66,7 @@ def fit(
               (N, H, W, C), which `fit` does not standardise, and labels (N,)
     progress  called with an entry (a dict: step, epoch, loss, accuracy, ...) after each epoch; the default prints
               a line. With None nothing is printed, not even notices of compilation on standard error
+    live      in a notebook, with Matplotlib: draw loss and accuracy while it trains, in place of the default's lines
 
     In a script of several processes (`python -m minidl.launch --workers 4 script.py` or `mpiexec -n 4 python
     script.py`), each has a replica of the model, and `method` and its options determine what they exchange. All give
@@ -83,14 +86,17 @@ def fit(
     config = _library_config(model, data, given, here.size)
     if progress is not None and not callable(progress):
         raise ConfigError(f"fit: progress is {shown(progress)}; expected a function of an entry, or None")
+    if not isinstance(live, bool):
+        raise ConfigError(f"fit: live is {shown(live)}; expected True or False")
     dataset = _as_dataset(data, config)
     models.check_images("fit", model, dataset.x_train.shape)
+    curve = LiveCurve("fit") if live else None
     with _settings(model, config):
         if here.job is not None:
             here.require_finished("fit")
             with here.abandoning():
                 return History(*Together(here, model, dataset, config, progress).train())
-        return _train(model, dataset, config, progress)
+        return _train(model, dataset, config, progress, curve)
 
 
 @contextmanager
@@ -108,7 +114,9 @@ def _settings(model: Module, config: Config) -> Iterator[None]:
             module.training = training
 
 
-def _train(model: Module, dataset: Dataset, config: Config, progress: Callable[[Entry], None] | None) -> History:
+def _train(
+    model: Module, dataset: Dataset, config: Config, progress: Callable[[Entry], None] | None, curve: LiveCurve | None
+) -> History:
     trainer = Trainer(model, dataset, config)
     compiling = Display(quiet=progress is None).compiling
     trainer.engine.gradient.progress = trainer.engine.prediction.progress = compiling
@@ -118,8 +126,15 @@ def _train(model: Module, dataset: Dataset, config: Config, progress: Callable[[
             history.epochs.append(entry)
             if trainer.progress.best_step == entry["step"]:
                 best = model.state_dict()
-            if progress:
+            if curve:
+                curve.epoch(entry)
+            if progress and not (curve and progress is tell):
                 progress(entry)
+        elif curve and entry["event"] == "step":
+            done, batches = trainer.work.within(trainer.progress)
+            curve.step(trainer.progress.epoch + done / batches, entry["loss"])
+    if curve:
+        curve.draw()
     if best:
         model.load_state_dict(best)
     if len(dataset.y_test):

@@ -34,7 +34,8 @@ from typing import Any
 import numpy as np
 
 from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Header, Message, PeerLost, State
-from minidl.comm.fabric.group import CHUNK, chunks
+from minidl.comm.fabric.group import chunks
+from minidl.comm.transport.messages import CHUNK
 from minidl.data.sampler import replica_seed
 from minidl.errors import ConfigError, MinidlError
 from minidl.nn import set_random_state

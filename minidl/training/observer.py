@@ -7,7 +7,7 @@ from time import perf_counter
 
 from minidl.comm import stats
 from minidl.comm.transport.sim import Simulation
-from minidl.run.display import Display, count
+from minidl.run.display import Display, Position, count
 from minidl.run.evaluation import evaluate
 from minidl.training import forecast
 from minidl.training.replica_state import averaged, mean_and_distance
@@ -82,8 +82,10 @@ class Observer:
             self.deaths = self.simulation.deaths
             self.leader.output.note_members()
         if self.display.due():
-            self.display.bar("simulating", self.steps // replicas, trainer.total_steps,
-                             f"{self.simulation.time:.4g} virtual s, loss {self.loss / self.images:.4f}")  # fmt: skip
+            part = min(1.0, self.steps / (replicas * trainer.total_steps))
+            epochs, batches = trainer.epochs, trainer.work.batches
+            at = Position(part, min(self.epoch + 1, epochs), epochs, (self.steps % batches, batches))
+            self.display.show(at, f"{self.simulation.time:.4g} virtual s", f"loss {self.loss / self.images:.4f}")
         epoch = self.steps // trainer.work.batches
         if epoch > self.epoch or self.steps - self.logged >= LOG_EVERY * replicas:
             event = "epoch" if epoch > self.epoch else "step"

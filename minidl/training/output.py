@@ -28,6 +28,7 @@ from minidl.training import local_snapshots
 from minidl.training.collecting import Replicas, collected, send_state
 from minidl.training.replica_state import averaged
 from minidl.training.resume import about, finite_weights, make_checkpoint
+from minidl.training.tensorboard import TensorBoard
 from minidl.training.trainer import Entry, Trainer
 from minidl.training.vectors import hand_out_text, led
 
@@ -56,6 +57,7 @@ class RunOutput:
     run            the folder, locked; None except in the process that writes
     journal_error  why metrics could not be written: raised after all replicas have stopped
     show           displays the entry of an epoch
+    events         what is written for TensorBoard
     """
 
     def __init__(self, trainer: Trainer, show: Callable[[Entry], None]) -> None:
@@ -65,6 +67,7 @@ class RunOutput:
         self.journal_error: JournalError | None = None
         self.begun = False  # whether training has begun: only then there is something to save
         self._members: list[int] = []  # of the last line about them in history.jsonl
+        self.events = TensorBoard(trainer)
         self._warned = False  # whether an error of a local snapshot was reported
 
     @property
@@ -151,6 +154,7 @@ class RunOutput:
 
     def log(self, entry: Entry) -> None:
         """Append a line to metrics.jsonl. With several replicas, an error stops them all and is raised at the end."""
+        self.events.line(entry)
         try:
             self.held().log(entry)
         except JournalError as error:

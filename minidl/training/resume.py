@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from minidl.comm.stats import BINS, NUMBERS, from_vector
+from minidl.comm.staleness import BINS
+from minidl.comm.stats import NUMBERS, from_vector
 from minidl.errors import CheckpointError, ConfigError
 from minidl.nn import random_state, set_random_state
 from minidl.reading import blaming

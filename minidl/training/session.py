@@ -18,7 +18,7 @@ from minidl.engine.jit import set_threads, threads
 from minidl.errors import AbortedError, ConfigError, MinidlError, tell
 from minidl.ops.conv import winograd
 from minidl.run.config import Config
-from minidl.run.display import Display, count, epoch_line, legend, speed
+from minidl.run.display import Display, Position, count, epoch_line, legend, speed
 from minidl.run.folder import JournalError
 from minidl.run.history import surroundings
 from minidl.run.model_file import is_own, short
@@ -134,6 +134,7 @@ class Session:
         try:
             self.begin_together()
             output.begun = True
+            output.events.begin(output.folder)
             if self.fabric.rank in self.fabric.servers:
                 serve(output)
                 return None
@@ -143,6 +144,7 @@ class Session:
             reason = self._train()
             summary = self._finish_alone() if output.alone else shut_down(
                 output, self.averages, self.signals, reason, self.last_epoch)  # fmt: skip
+            output.events.end(summary)
             if summary is not None:
                 output.note("finished")
             return summary
@@ -157,6 +159,7 @@ class Session:
             raise
         finally:
             self.display.close()
+            output.events.close()
 
     def _ended(self, event: str, error: Stopped | MinidlError, why: str) -> None:
         """Note that the run has ended without a result. In the leader, the error gets the folder of the run."""
@@ -199,11 +202,16 @@ class Session:
         if self.signals.shared:
             self.signals.defer(quiet)
         if self.fabric.newcomer:
-            self.trainer.prepare()
+            self.prepare()
             self.output.folder = newcomer.become_member(self.trainer, self.facts)
         else:
-            begin_together(self.fabric, self.trainer.prepare)
+            begin_together(self.fabric, self.prepare)
         self.signals.defer(quiet)
+
+    def prepare(self) -> None:
+        """Compile all kernels, or load them."""
+        self.trainer.prepare()
+        self.output.events.prepare()
 
     def what(self) -> str:
         """Return the run's folder, model and data, for the first printed line."""
@@ -233,8 +241,10 @@ class Session:
     def _handle(self, entry: Entry) -> None:
         entry["seconds"] = round(self.trainer.progress.seconds, 6)
         if entry["event"] == "epoch":
+            self.output.events.epoch(entry)
             self._epoch_done(entry)
         elif entry["event"] == "step":
+            self.output.events.step(entry)
             self._step_done(entry)
         elif self.output.leads:
             self.output.log(entry)
@@ -258,14 +268,19 @@ class Session:
         self.output.note_members()
         trainer, at = self.trainer, self.trainer.progress
         if self.display.due():
-            self.display.bar(f"epoch {entry['epoch']}/{trainer.epochs}", *trainer.work.within(at),
-                             f"{speed(entry['images_per_second'])}, loss {at.loss_sum / at.images:.4f}")  # fmt: skip
+            done, batches = trainer.work.within(at)
+            part = (entry["epoch"] - 1 + done / batches) / trainer.epochs
+            members = [] if self.output.alone else self.fabric.survivors()
+            self.display.show(
+                Position(part, entry["epoch"], trainer.epochs, (done, batches)), speed(entry["images_per_second"]),
+                f"loss {at.loss_sum / at.images:.4f}",
+                {rank: float(self.fabric.status[rank, Column.SPEED]) for rank in members},
+            )  # fmt: skip
         if at.step // LOG_EVERY > self.logged:  # where work is claimed, `step` may grow by more than 1
             self.logged = at.step // LOG_EVERY
             self.output.log(entry)
 
     def _show_epoch(self, entry: Entry) -> None:
-        self.display.close()
         self.display.say(epoch_line(entry, f"/{self.trainer.epochs}"))
 
     def _epoch_done(self, entry: Entry) -> None:

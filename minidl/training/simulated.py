@@ -43,6 +43,7 @@ from minidl.training.observer import Observer
 from minidl.training.output import RunOutput, parameter_count, reopen
 from minidl.training.session import Session, chosen, prepare
 from minidl.training.startup import begin_together
+from minidl.training.tensorboard import Budget
 from minidl.training.trainer import Entry
 
 HEAD = ("# The options of a simulated run, except the cluster and the number of ranks. To repeat it bit-identically:\n"
@@ -159,6 +160,7 @@ class SimulatedRun:
                                 f"{config.method}")  # fmt: skip
         kind, self.replicas = chosen(config, self.simulation.began)
         self.synchronous = kind.synchronous
+        self.budget = Budget()  # of all replicas together
         self.observer = Observer(self.simulation, self.parts.flops, config.quiet)
         self.created: Callable[[SimulatedSession], None] = lambda session: None
         self.sessions = {rank: SimulatedSession(self, rank) for rank in range(self.simulation.began)}
@@ -279,6 +281,7 @@ class SimulatedSession(Session):
 
     def begin_together(self) -> None:
         """Begin, in the order of the ranks. `SimulatedRun` has compiled the kernels for all of them."""
+        self.output.events.prepare()
         if self.fabric.newcomer:
             self.output.folder = newcomer.become_member(self.trainer, self.facts)
         elif self.simulated.full:
@@ -305,6 +308,7 @@ class SimulatedOutput(RunOutput):
     def __init__(self, session: SimulatedSession) -> None:
         super().__init__(session.trainer, lambda entry: None)
         self.simulated = session.simulated
+        self.events.budget = session.simulated.budget
 
     @contextmanager
     def opened(self, open_run: Callable[[], RunFolder]) -> Iterator[None]:

@@ -31,7 +31,9 @@ def check_2(answer: ModuleType) -> None:
         x, minima = numbers(random, size, n), numbers(random, size, n)
         computed: list[int] = []
 
-        def gradient(j: int, weights: np.ndarray, minima: np.ndarray = minima, computed: list = computed) -> np.ndarray:
+        def gradient(
+            j: int, weights: np.ndarray, minima: np.ndarray = minima, computed: list[int] = computed
+        ) -> np.ndarray:
             computed.append(j)
             return weights - minima[j]
 

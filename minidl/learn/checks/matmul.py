@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def check_2(answer: ModuleType) -> None:
 
 def check_3(answer: ModuleType) -> None:
     random, tile = np.random.default_rng(3), answer.tile
-    calls: list[tuple] = []
+    calls: list[tuple[Any, ...]] = []
 
     def counted(*arguments: object) -> object:
         calls.append(arguments)

@@ -49,7 +49,9 @@ def check_3(answer: ModuleType) -> None:
     _check("elastic", answer.elastic, reference.elastic, ("x", "center"), written=2)
 
 
-def _check(name: str, tested: Callable, right: Callable, names: tuple[str, str], written: int) -> None:
+def _check(
+    name: str, tested: Callable[..., Any], right: Callable[..., Any], names: tuple[str, str], written: int
+) -> None:
     """Compare two functions of two vectors and a weight. The first `written` vectors are written, once."""
     random = np.random.default_rng(1)
     for n, weight in ((1, 0.5), (5, 0.0), (7, 1.0), (17, 0.3)):
