@@ -84,7 +84,7 @@ class Mark(NamedTuple):
 
 
 class Replica(VectorArithmetic):
-    """A replica's vectors, and the operations on them.
+    """A replica's vectors, and the operations on them. If it trains on a GPU, reading a vector copies it to the host.
 
     theta, grad: flat vectors in the arena's layout. state: the optimizer's vectors. statistics: batch norm's running
     statistics, which are not mixed. images: the number of images trained on so far.
@@ -98,12 +98,11 @@ class Replica(VectorArithmetic):
         if isinstance(engine.gradient, PartitionedGradient):
             engine.gradient.waiting = fabric.beat
         arena, optimizer, statistics = engine.arena, engine.optimizer, engine.statistics
-        self.theta, self.grad, self.state = arena.theta, arena.grad, optimizer.state
-        self.statistics = None if statistics is None else statistics.theta
+        self.state = optimizer.state
         if own:
-            self.theta, self.grad = _copy(self.theta), arena.new_vector()
+            self._theta, self._grad = _copy(arena.theta), arena.new_vector()
             self.state = {name: arena.new_vector() for name in self.state}
-            self.statistics = None if self.statistics is None else _copy(self.statistics)
+            self._statistics = None if statistics is None else _copy(statistics.theta)
         self.random = random_state()
         self.optimizer_steps = 0 if own else optimizer.steps
         self.images = 0
@@ -114,6 +113,20 @@ class Replica(VectorArithmetic):
         self.seconds = 0.0  # that the last gradient took
         self.correct = 0  # correct predictions in the last batch
         self._timed = (0, 0.0)  # images, and seconds spent on their gradients, since the speed was last published
+
+    @property
+    def theta(self) -> np.ndarray:
+        return self._theta if self.own else self.engine.arena.theta
+
+    @property
+    def grad(self) -> np.ndarray:
+        return self._grad if self.own else self.engine.arena.grad
+
+    @property
+    def statistics(self) -> np.ndarray | None:
+        if self.own:
+            return self._statistics
+        return None if self.engine.statistics is None else self.engine.statistics.theta
 
     def gradient(self, batch: Batch) -> float:
         """Set grad = weight * dL/dtheta for the batch; return the loss. Raises DivergedError if it is not finite."""
@@ -142,19 +155,19 @@ class Replica(VectorArithmetic):
             fabric.stats.worked("gradient", began, now)
             seconds += now - began
             if stop:
-                self._weigh(self.grad[start:stop])
+                self._weigh(start, stop)
                 yield start, stop
             before, began = done, fabric.now()
         if not cuts:
-            self._weigh(self.grad)
+            self._weigh(0, self.engine.arena.size)
         if not self.own:
             self._count(batch)
         self._publish_speed(images, seconds)
         self.seconds = loading + seconds
 
-    def _weigh(self, grad: np.ndarray) -> None:
+    def _weigh(self, start: int, stop: int) -> None:
         if self.weight != 1.0:
-            self.scale(grad, self.weight)
+            self.scale(self.grad[start:stop], self.weight)
 
     def _no_images(self, cuts: Sequence[int]) -> Iterator[tuple[int, int, float]]:
         """Do as `Gradient.parts` for a batch without images: its gradient is 0."""
@@ -167,7 +180,7 @@ class Replica(VectorArithmetic):
 
         theta: a vector that is updated instead of the replica's weights, for example one that replicas share.
         """
-        with self.fabric.working("update", self.theta.size):
+        with self.fabric.working("update", self.engine.arena.size):
             optimizer = self.bound_engine().optimizer
             optimizer.lr = self.lr
             with optimizer.on(theta):

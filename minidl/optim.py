@@ -7,7 +7,7 @@ parameters: they update segments [start, stop) of the vectors, with a rate and a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from numbers import Real
@@ -17,15 +17,13 @@ import numpy as np
 
 from minidl import models
 from minidl.checked import one_of, real, shown
-from minidl.engine.arena import Arena
 from minidl.engine.device import Device
 from minidl.engine.parameter import Parameter
-from minidl.engine.tensor import Tensor
 from minidl.errors import CheckpointError, ConfigError
+from minidl.nn.groups import Parameters, arena_of, groups_of
+from minidl.nn.groups import parameter_groups as parameter_groups
 from minidl.nn.module import Module
-from minidl.program.precompile import Kernel, KernelCollector
-
-Parameters = Module | Iterable[Parameter] | Sequence[Mapping[str, Any]]
+from minidl.program.precompile import KernelCollector
 
 
 class Optimizer:
@@ -47,43 +45,68 @@ class Optimizer:
     def __init__(self, parameters: Parameters, lr: float, weight_decay: float = 0.0, clip: float | None = None) -> None:
         self.lr, weight_decay = self._number("lr", lr), self._number("weight_decay", weight_decay)
         self.clip, self.steps = None if clip is None else self._number("clip", clip), 0
-        groups = _groups(parameters)
+        groups = groups_of(parameters)
         for group in groups:
             group |= {name: self._number(name, value) for name, value in group.items() if name != "params"}
             if group.get("lr") and not lr:
                 raise ConfigError(f"{type(self).__name__}: lr = {lr}; a group with its own rate needs lr > 0")
-        self.arena = _arena(parameters, groups)
-        self.state = {name: self.arena.new_vector() for name in self.state_names}
+        self.arena = arena_of(parameters, groups)
+        self.state: Mapping[str, np.ndarray] = {name: self.arena.new_vector() for name in self.state_names}
         self.bound: dict[str, np.ndarray] = {}  # vectors that replace theta and grad of the arena
-        self.device = Device("cpu")
+        self.device: Any = Device("cpu")
+        self.gpu: Any = None  # on which the arena's vectors are
         self.options = {  # parameter -> (rate relative to lr, weight decay)
             parameter: (group["lr"] / lr if "lr" in group and lr else 1.0, group.get("weight_decay", weight_decay))
             for group in groups
             for parameter in group["params"]
         }
+        self._move()
+
+    def _move(self) -> None:
+        """Compute where the arena's other users compute: on the CPU, or on a GPU, which then has the state, too."""
+        state, self.gpu, self.device = dict(self.state), self.arena.gpu, Device("cpu")
+        self.state = state
+        if self.gpu is not None:
+            from minidl.engine.cuda_optim import OptimOnGpu
+            from minidl.engine.cuda_vectors import MirroredVectors
+
+            self.device, self.state = OptimOnGpu(self.gpu), MirroredVectors(self.gpu, state)
         self.find_segments()
 
     def bind(self, theta: np.ndarray, grad: np.ndarray, **state: np.ndarray) -> None:
         """Make `step` update these vectors, which have the arena's layout, for one replica (comm/replica.py)."""
+        self._require_cpu()
         self.bound, self.state = {"theta": theta, "grad": grad}, state
 
     @contextmanager
     def on(self, theta: np.ndarray | None) -> Iterator[None]:
         """Let `step` update this vector inside a `with` block. None: there is no other vector than before."""
         before = self.bound
+        if theta is not None:
+            self._require_cpu()
         self.bound = before if theta is None else {**before, "theta": theta}
         try:
             yield
         finally:
             self.bound = before
 
+    def _require_cpu(self) -> None:
+        if self.gpu is not None:
+            raise ConfigError(f"{type(self).__name__} on {self.gpu.name} updates only the model's own weights: this "
+                              "method needs device cpu")  # fmt: skip
+
     @property
     def theta(self) -> np.ndarray:
-        return self.bound.get("theta", self.arena.theta)
+        return self.bound.get("theta", self.arena.theta) if self.gpu is None else self.arena.array("theta")
 
     @property
     def grad(self) -> np.ndarray:
-        return self.bound.get("grad", self.arena.grad)
+        return self.bound.get("grad", self.arena.grad) if self.gpu is None else self.arena.array("grad")
+
+    def kept(self, name: str) -> np.ndarray:
+        """Return a vector of the state, for kernels."""
+        state: Any = self.state
+        return state[name] if self.gpu is None else state.array(name)
 
     def trainable(self) -> list[Parameter]:
         """Return the optimizer's parameters that now have requires_grad, in the arena's order."""
@@ -118,7 +141,10 @@ class Optimizer:
         vectors, self.state = self.state, {name: self.arena.new_vector() for name in self.state}
         for name, vector in vectors.items():
             self.state[name][:] = vector
-        self.find_segments()
+        self._move()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"state": dict(self.state), "device": Device("cpu"), "gpu": None}
 
     def _number(self, name: str, value: Any, below: float = math.inf) -> float:
         """Return an argument as a float. Raises ConfigError unless it is a finite number >= 0 and below `below`."""
@@ -129,6 +155,8 @@ class Optimizer:
         if self.arena.dissolved:
             raise ConfigError(f"{type(self).__name__}: its parameters have moved to another arena (the model, or a "
                               "part of it, was flattened again); build the optimizer again")  # fmt: skip
+        if self.arena.gpu is not self.gpu:
+            self._move()
         if [*map(id, self.trainable())] != [*map(id, self.trained)]:
             self.find_segments()
         self.steps += 1
@@ -136,10 +164,14 @@ class Optimizer:
         self.update(self.rates_now, self.scale())
         self.arena.touch()
 
-    def kernels(self) -> list[Kernel]:
-        """Return the kernels that `step` calls, to be compiled in advance."""
+    def kernels(self) -> list[Any]:
+        """Return the kernels that `step` calls, to be compiled in advance; on a GPU, the calls (cuda_launches.py)."""
+        if self.gpu is not None:
+            with self.device.collecting() as calls:
+                self.update(self.rates_now, self.scale())
+            return list(calls)
         device, collector = self.device, KernelCollector(self.device)
-        self.device = collector  # type: ignore[assignment]
+        self.device = collector
         try:
             self.update(self.rates_now, self.scale())
         finally:
@@ -207,7 +239,7 @@ class SGD(Optimizer):
         super().__init__(parameters, lr, weight_decay, clip)
 
     def update(self, lr: np.ndarray, scale: float) -> None:
-        vectors = self.theta, self.grad, self.state["velocity"]
+        vectors = self.theta, self.grad, self.kept("velocity")
         options = self.momentum, self.nesterov, self.decoupled, scale
         self.device.optim.sgd(*vectors, self.starts, self.stops, lr, self.decays, *options)
 
@@ -238,7 +270,7 @@ class Adam(Optimizer):
         super().__init__(parameters, lr, weight_decay, clip)
 
     def update(self, lr: np.ndarray, scale: float) -> None:
-        vectors = self.theta, self.grad, self.state["first_moment"], self.state["second_moment"]
+        vectors = self.theta, self.grad, self.kept("first_moment"), self.kept("second_moment")
         options = *self.betas, self.eps, self.steps, self.decoupled, scale
         self.device.optim.adam(*vectors, self.starts, self.stops, lr, self.decays, *options)
 
@@ -277,56 +309,9 @@ class LARS(SGD):
         self.norms(self.theta, self.theta_squares)
         if not self.clip:  # with clipping, `scale` has computed these norms
             self.norms(self.grad, self.grad_squares)
-        vectors = self.theta, self.grad, self.state["velocity"]
+        vectors = self.theta, self.grad, self.kept("velocity")
         options = self.momentum, self.trust, self.theta_squares, self.grad_squares, scale
         self.device.optim.lars(*vectors, self.starts, self.stops, lr, self.decays, self.adapt, *options)
-
-
-def parameter_groups(model: Module) -> list[dict[str, Any]]:
-    """Return two groups: the weights, and the parameters without weight decay (at most one axis: norms, biases)."""
-    parameters = list(model.parameters())
-    return [
-        {"params": [p for p in parameters if p.ndim > 1]},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-
-
-def _groups(parameters: Parameters) -> list[dict[str, Any]]:
-    """Return the parameters as a list of groups. Raises ConfigError if they are not valid."""
-    items = _listed(parameters.parameters() if isinstance(parameters, Module) else parameters)
-    given: list[Mapping[str, Any]] = items if any(isinstance(item, Mapping) for item in items) else [{"params": items}]
-    for group in given:
-        if not isinstance(group, Mapping):
-            raise ConfigError(f"optimizer: groups and a {type(group).__name__} in one list; expected one kind only")
-        if "params" not in group or not set(group) <= {"params", "lr", "weight_decay"}:
-            raise ConfigError(f"parameter group with {', '.join(group)}; expected params, optionally lr, weight_decay")
-    groups = [{**group, "params": _listed(group["params"])} for group in given]  # an iterator could be read only once
-    every = [p for group in groups for p in group["params"]]
-    for p in every:
-        if not isinstance(p, Parameter):
-            raise ConfigError(f"optimizer: a {type(p).__name__} among the parameters; expected nn.Parameter")
-    if not every or len(set(every)) < len(every):
-        raise ConfigError("optimizer: no parameters, or one given twice or in two groups")
-    return groups
-
-
-def _listed(parameters: Any) -> list[Any]:
-    if isinstance(parameters, Tensor | str) or not isinstance(parameters, Iterable):
-        raise ConfigError(f"optimizer: {shown(parameters)} in place of parameters; expected a model, or a list of "
-                          "nn.Parameter or of groups")  # fmt: skip
-    return list(parameters)
-
-
-def _arena(parameters: Parameters, groups: list[dict[str, Any]]) -> Arena:
-    """Return the arena of the parameters: a new one if they are in none. Raises ConfigError if they are in several."""
-    if isinstance(parameters, Module):
-        return Module.flatten(parameters)
-    every = [parameter for group in groups for parameter in group["params"]]
-    arenas = {parameter.arena for parameter in every}
-    if len(arenas) > 1:
-        raise ConfigError("optimizer: its parameters are not in one arena; first flatten one model with all of them")
-    arena = arenas.pop()
-    return arena if isinstance(arena, Arena) else Arena({str(i): p for i, p in enumerate(every)})
 
 
 # What the command line offers (see run/declared.py). All take lr, weight_decay and clip.

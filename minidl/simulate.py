@@ -43,7 +43,7 @@ examples:
   python -m minidl.simulate --scenario 4711
 """
 # Options of training that do not apply: a simulation is one process, and saves only at its end.
-LEFT_OUT = ("workers", "devices", "max_workers", "parts", "keep", "stall", "join", "evaluate")
+LEFT_OUT = ("workers", "device", "devices", "max_workers", "parts", "keep", "stall", "join", "evaluate")
 
 
 MOST_SEEDS = 2**53

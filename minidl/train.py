@@ -140,7 +140,7 @@ def read_config(given: Mapping[str, Any], simulated: bool = False) -> Config:
 
 def processes(config: Config) -> int:
     """Return the number of processes to start: replicas and servers."""
-    workers = config.workers or number("MINIDL_WORKERS") or min(2, cores())
+    workers = config.workers or number("MINIDL_WORKERS") or (min(2, cores()) if config.device == "cpu" else 1)
     return workers + declared.servers(config.method, config.center)
 
 

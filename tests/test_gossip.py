@@ -271,7 +271,8 @@ def test_vectors_of_different_lengths_are_refused(call: str) -> None:
 
 def test_the_whole_of_mix_movement_counts_as_mixing(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = Replica.__new__(Replica)
-    replica.fabric, replica.lr, replica.theta = Fabric(LoopbackTransport()), 0.5, np.ones(4, np.float32)
+    replica.fabric, replica.lr, replica.own = Fabric(LoopbackTransport()), 0.5, True
+    replica._theta = np.ones(4, np.float32)
     spans: list[str] = []
     monkeypatch.setattr(replica.fabric.stats, "worked", lambda what, began, ended: spans.append(what))
     velocity = np.zeros(4, np.float32)

@@ -43,7 +43,7 @@ precompile._request = ask_and_kill
 NONE = """
 def none(*arguments):
     raise AssertionError("a process was started")
-precompile._compile_in_processes = none
+precompile.compile_in_processes = none
 """
 
 

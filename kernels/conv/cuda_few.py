@@ -33,7 +33,7 @@ DONE, B_AT, PIXELS = 0, 1, 2  # positions in `state`: k that are copied, weight,
 
 
 def few(tile: Tile, b_loader: Loader) -> Walk:
-    """b_loader: of the weights"""
+    """Return the walk from k to k. b_loader: of the weights."""
     rows, columns = tile.rows, tile.columns
     stride, sweeps = rows + PADDING, -(-rows // SWEEP)
     B_STRIDE, first_b, _, fetch_b = b_loader

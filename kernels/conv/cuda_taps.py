@@ -36,7 +36,9 @@ def add(state: ndarray, position: int, number: int) -> None:
 
 
 def taps(tile: Tile, whole: bool, b_along: bool, b_loader: Loader) -> Walk:
-    """whole: DEPTH divides the channels. b_along: the weights of successive k are neighbours. b_loader: of the weights.
+    """Return the walk from tap to tap. whole: DEPTH divides the number of channels of a group.
+
+    b_along: the weights of successive k are neighbours. b_loader: of the weights.
     """
     rows, columns = tile.rows, tile.columns
     stride, sweeps = rows + PADDING, -(-rows // SWEEP)

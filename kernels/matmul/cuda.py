@@ -14,10 +14,12 @@ from minidl.engine.device import address
 from .cuda_tile import Tile, product
 from .reference import __all__ as __all__
 
-TILES = {  # bytes of an element -> tiles, from narrow to wide
+TILES = {  # of 256 threads: bytes of an element -> tiles, from narrow to wide
     4: (Tile(512, 8, 4, 4), Tile(256, 16, 4, 4), Tile(256, 32, 8, 4), Tile(128, 64, 8, 4), Tile(128, 128, 8, 8)),
     8: (Tile(256, 16, 4, 4), Tile(128, 32, 4, 4), Tile(64, 64, 4, 4)),
 }
+NARROW = (Tile(512, 8, 8, 8), Tile(256, 16, 4, 4), Tile(256, 32, 8, 8))  # of 64 to 256 threads, for float32
+MEDIUM = Tile(128, 64, 8, 8)
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
@@ -30,7 +32,20 @@ nt_scratch = tn_scratch = nn_scratch
 
 def choose_tile(columns: int, item: int) -> Tile:
     """Return the narrowest tile with enough columns, or else the widest. item: bytes of an element."""
-    return next((tile for tile in TILES[item] if tile.columns >= columns), TILES[item][-1])
+    return _narrowest(TILES[item], columns)
+
+
+def _narrowest(tiles: tuple[Tile, ...], columns: int) -> Tile:
+    return next((tile for tile in tiles if tile.columns >= columns), tiles[-1])
+
+
+def _tile(columns: int, item: int, quads: bool) -> Tile:
+    """Return the tile for a product. quads: whether a is copied by 16 bytes.
+
+    With fewer threads, a thread computes more. But it also copies more: single numbers would take too many addresses.
+    """
+    narrow, wide = (NARROW if quads else TILES[4][:3]), TILES[item]
+    return _narrowest((*narrow, MEDIUM, wide[-1]) if item == 4 else wide, columns)
 
 
 def _wide(vector: int, *arrays: ndarray) -> bool:
@@ -40,10 +55,11 @@ def _wide(vector: int, *arrays: ndarray) -> bool:
 
 def _product(a: ndarray, b: ndarray, bias: ndarray, relu: bool, out: ndarray, a_along: bool, b_along: bool) -> None:
     (rows, columns), item = out.shape, out.itemsize
-    tile = choose_tile(columns, item)
     depth = a.shape[1] if a_along else a.shape[0]
     across = [x for x, is_along in ((a, a_along), (b, b_along)) if not is_along]
-    compute = product(tile, a_along, b_along, _wide(4, out, *across), item)
+    wide = _wide(4, out, *across)
+    tile = _tile(columns, item, wide and not a_along)
+    compute = product(tile, a_along, b_along, wide, item)
     blocks = -(-rows // tile.rows), -(-columns // tile.columns)
     launch(compute, blocks, a, b, bias, relu, out, rows, columns, depth, a.shape[1], b.shape[1])
 

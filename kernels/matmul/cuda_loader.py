@@ -35,11 +35,12 @@ PADDING = 4  # elements after a row of a tile that is transposed: a warp then wr
 Loader = tuple[int, Any, Any, Any]
 
 
-def across(length: int, item: int) -> Loader:
-    """item: bytes of an element"""
+def across(length: int, item: int, threads: int = THREADS) -> Loader:
+    """item: bytes of an element; threads: of a block"""
     vector = 16 // item
-    lanes = length // vector  # threads that copy one k
-    rows = THREADS // lanes  # k that all threads copy at once
+    lanes = min(threads, length // vector)  # threads that copy one k
+    pieces = length // (vector * lanes)  # copies of each of them
+    rows = threads // lanes  # k that all threads copy at once
     copies = -(-DEPTH // rows)
 
     @device
@@ -53,17 +54,21 @@ def across(length: int, item: int) -> Loader:
         ) -> None:
             if rows <= DEPTH or k < DEPTH:
                 for j in range(copies):
-                    wanted = i < size and (not part or k + rows * j < depth)
-                    copy_16_if(shared, to + rows * length * j, source, at + rows * step * j, wanted)
+                    for q in range(pieces):
+                        more = q * lanes * vector
+                        wanted = i + more < size and (not part or k + rows * j < depth)
+                        copy_16_if(shared, to + rows * length * j + more, source, at + rows * step * j + more, wanted)
 
         return fetch
 
     return length, first, fetches(False), fetches(True)
 
 
-def elements(length: int, item: int) -> Loader:
-    lanes = min(32, length)
-    copies = length // lanes
+def elements(length: int, item: int, threads: int = THREADS) -> Loader:
+    lanes = min(32, length)  # threads that copy one k
+    pieces = length // lanes
+    rows = threads // lanes
+    copies = -(-DEPTH // rows)
 
     @device
     def first(thread: int) -> tuple[int, int]:
@@ -74,20 +79,22 @@ def elements(length: int, item: int) -> Loader:
         def fetch(
             shared: ndarray, to: int, source: ndarray, at: int, step: int, k: int, i: int, size: int, depth: int
         ) -> None:
-            if lanes == 32 or k < DEPTH:
+            if rows <= DEPTH or k < DEPTH:
                 for j in range(copies):
-                    wanted = i + lanes * j < size and (not part or k < depth)
-                    copy_if(shared, to + lanes * j, source, at + lanes * j, wanted)
+                    for q in range(pieces):
+                        wanted = i + lanes * q < size and (not part or k + rows * j < depth)
+                        target, origin = to + rows * length * j + lanes * q, at + rows * step * j + lanes * q
+                        copy_if(shared, target, source, origin, wanted)
 
         return fetch
 
     return length, first, fetches(False), fetches(True)
 
 
-def along(length: int, item: int) -> Loader:
+def along(length: int, item: int, threads: int = THREADS) -> Loader:
     stride = length + PADDING
     lanes = DEPTH // SUCCESSIVE  # threads that copy one i
-    columns = THREADS // lanes  # i that all threads copy at once
+    columns = threads // lanes  # i that all threads copy at once
     copies = -(-length // columns)
 
     @device

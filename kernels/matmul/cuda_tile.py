@@ -1,6 +1,6 @@
 """The kernel of all matrix products on a GPU: out (M, N) = a (M, K) @ b (K, N), in tiles whose sums stay in registers.
 
-A block of 256 threads computes a tile of out, ROWS x COLUMNS; a thread computes ROWS x COLUMNS / 256 of it. For each
+A block of 64 to 256 threads computes a tile of out, ROWS x COLUMNS; in float32, a thread computes 8 x 8 of it. For each
 DEPTH k, tiles of a and b are copied to shared memory (cuda_loader.py), one tile ahead of the sums: while the threads
 multiply tile t, the copies of tile t + 1 are on their way. Shared memory has two halves that are used in turn, and the
 loop over tiles contains both turns, so that all addresses in it are constants plus one register.
@@ -26,29 +26,30 @@ from numpy import ndarray
 from minidl.engine.cuda import Kernel, cuda, device, kernel
 from minidl.engine.cuda_memory import commit, get, load4, put, store4, wait_all
 
-from .cuda_loader import DEPTH, THREADS, across, along, elements
+from .cuda_loader import DEPTH, across, along, elements
 
 VECTOR = 4  # numbers that are loaded together
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of out: rows x columns for a block, height x width of it for each of its THREADS threads."""
+    """A tile of out: rows x columns for a block, height x width of it for each of its threads."""
 
     rows: int
     columns: int
     height: int
     width: int
 
-    def __post_init__(self) -> None:
-        assert self.rows // self.height * (self.columns // self.width) == THREADS
+    @property
+    def threads(self) -> int:
+        return self.rows // self.height * (self.columns // self.width)
 
 
 def positions(threads_across: int) -> Any:
     """Return a function of a thread's number: its (row, column) among the threads of a tile.
 
-    A warp is 4 x 8 threads, or 8 x 4 or 16 x 2 if so few lie side by side. Bits of a thread's number within its warp
-    belong alternately to its column and its row: this is a Z curve.
+    A warp is 4 x 8 threads, or 8 x 4, 16 x 2 or 32 x 1 if so few lie side by side. Bits of a thread's number within its
+    warp belong alternately to its column and its row: this is a Z curve.
     """
     wide = min(8, threads_across)
     warps = threads_across // wide  # side by side
@@ -62,7 +63,7 @@ def positions(threads_across: int) -> Any:
         elif wide == 4:
             x, y = lane & 1 | lane >> 1 & 2, lane >> 1 & 1 | lane >> 2 & 6
         else:
-            x, y = lane & 1, lane >> 1
+            x, y = lane & (wide - 1), lane // wide
         return int32(warp // warps * high + y), int32(warp % warps * wide + x)
 
     return position
@@ -119,10 +120,10 @@ def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int) -> 
 
     wide: the other matrices, and out, are accessed by 16 bytes. item: bytes of an element.
     """
-    ROWS, COLUMNS, HEIGHT, WIDTH = tile.rows, tile.columns, tile.height, tile.width
+    ROWS, COLUMNS, HEIGHT, WIDTH, THREADS = tile.rows, tile.columns, tile.height, tile.width, tile.threads
     loader = across if wide else elements
-    A_STRIDE, first_a, fetch_a, fetch_part_a = (along if a_along else loader)(ROWS, item)
-    B_STRIDE, first_b, fetch_b, fetch_part_b = (along if b_along else loader)(COLUMNS, item)
+    A_STRIDE, first_a, fetch_a, fetch_part_a = (along if a_along else loader)(ROWS, item, THREADS)
+    B_STRIDE, first_b, fetch_b, fetch_part_b = (along if b_along else loader)(COLUMNS, item, THREADS)
     A_HALF, B_HALF = DEPTH * A_STRIDE, DEPTH * B_STRIDE  # elements
     A_SIZE, B_SIZE = 2 * A_HALF, 2 * B_HALF
     position, multiply = positions(COLUMNS // WIDTH), multiplier(tile, A_STRIDE, B_STRIDE)
@@ -213,4 +214,4 @@ def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int) -> 
                             if n + more < columns:
                                 put(out, m * columns + n + more, sums[i, j + more])
 
-    return kernel(THREADS, blocks_per_sm=2)(product)
+    return kernel(THREADS, blocks_per_sm=512 // THREADS)(product)

@@ -61,9 +61,9 @@ def with_devices(words: Sequence[str]) -> list[str]:
             continue
         number, devices = len(parse_devices(text)), ["--devices", text]
         found[at if equals else at + 1] = f"--workers={number}" if equals else str(number)
-    if devices and any(word.partition("=")[0] == "--threads" for word in found):
-        raise ConfigError("--threads and a list of --workers exclude each other: the list says how many threads each "
-                          "has")  # fmt: skip
+    for name, what in (("--threads", "how many threads each has"), ("--device", "where each computes")):
+        if devices and any(word.partition("=")[0] == name for word in found):
+            raise ConfigError(f"{name} and a list of --workers exclude each other: the list says {what}")
     return found + devices
 
 

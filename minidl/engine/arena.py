@@ -63,6 +63,7 @@ class Arena:
         self._theta = aligned(size, self.dtype) if buffer is None else self._checked(buffer, size)
         self._grad = aligned(size, self.dtype)
         self._version = 0
+        self._there: Any = None  # the vectors on a GPU, after `move` (cuda_vectors.py)
         self.dissolved = False
         self.cleared: set[Parameter] = set()
         for parameter in self.parameters.values():
@@ -92,12 +93,39 @@ class Arena:
     @property
     def theta(self) -> np.ndarray:
         forbid_recording()
-        return self._theta
+        return self._theta if self._there is None else self._there.host("theta")
 
     @property
     def grad(self) -> np.ndarray:
         forbid_recording()
-        return self._grad
+        return self._grad if self._there is None else self._there.host("grad")
+
+    @property
+    def gpu(self) -> Any:
+        """The GPU on which programs and optimizers compute (engine/cuda_device.py), or None."""
+        return None if self._there is None else self._there.gpu
+
+    def move(self, gpu: Any) -> None:
+        """Let programs and optimizers compute on a GPU from now on; None: on the CPU."""
+        if gpu is self.gpu:
+            return
+        self.fetch()
+        self._there = None
+        if gpu is not None:
+            from minidl.engine.cuda_vectors import ArenaOnGpu
+
+            self._there = ArenaOnGpu(gpu, self, self._theta, self._grad)
+
+    def array(self, name: str) -> np.ndarray:
+        """Return theta or grad as an array on the GPU, which then owns the values (cuda_vectors.py)."""
+        found: np.ndarray = self._there.array(name)
+        return found
+
+    def fetch(self) -> None:
+        """Copy the vectors to the host, if they are on a GPU: the host then owns the values."""
+        if self._there is not None:
+            self._there.host("theta")
+            self._there.host("grad")
 
     @property
     def version(self) -> int:
@@ -122,6 +150,7 @@ class Arena:
 
     def dissolve(self) -> None:
         """Move every parameter out of the arena, into a separate array with the same values."""
+        self.fetch()
         self.dissolved = True
         for slot, parameter in zip(self.slots, self.parameters.values(), strict=True):
             if parameter.arena is self:
@@ -130,8 +159,10 @@ class Arena:
     def __reduce__(self) -> Any:
         """Describe a copy for deepcopy and pickle: a new arena with its own memory and with copies of the parameters.
 
-        Values and gradients come from the copied parameters. A copy of a dissolved arena is dissolved as well.
+        Values and gradients come from the copied parameters. A copy of a dissolved arena is dissolved as well. The copy
+        of an arena on a GPU computes on the CPU.
         """
+        self.fetch()
         return _copied, (type(self), self.parameters, self.cleared, self.version, self.dissolved)
 
     def __copy__(self) -> Arena:
@@ -151,6 +182,8 @@ class Arena:
             yield slot.name, self.view(vector, slot)
 
     def zero_grad(self) -> None:
+        if self._there is not None:
+            self._there.host("grad")
         self._grad[:] = 0
         self.cleared = set(self.parameters.values())
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from minidl.engine.device import address
 from minidl.errors import ConfigError
 
 MISSING = (
@@ -120,6 +121,17 @@ def _type_of(argument: Any) -> Any:
         return types.float64
     number = getattr(types, "boolean" if argument.dtype == bool else argument.dtype.name)
     return types.Array(number, 1, "C") if argument.ndim else number
+
+
+DATA = 4  # the index of the data's address among the words of a vector
+
+
+def words_of(argument: Any) -> list[int]:
+    """Return the words in which Numba passes an argument to a kernel: 7 for a vector, 1 for a number."""
+    if isinstance(argument, np.ndarray) and argument.ndim:
+        return [0, 0, argument.size, argument.itemsize, address(argument), argument.size, argument.itemsize]
+    number = np.asarray(np.int32(argument) if type(argument) is int else argument)
+    return [int.from_bytes(number.tobytes(), "little", signed=True)]
 
 
 # -- compilation ------------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ class Owner(Protocol):
 
     def touch(self) -> None: ...
 
+    def fetch(self) -> None: ...
+
     def dissolve(self) -> None: ...
 
 
@@ -57,7 +59,17 @@ class Parameter(Tensor):
         """
         return None if self._arena is None else self._arena()
 
+    def __getattr__(self, name: str) -> Any:
+        """Return an array that is absent, because a GPU has the newer values: copy them to the host first."""
+        arena: Any = self.arena if name in ("_data", "_grad") else None
+        if arena is None or arena.gpu is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        arena._there.host("theta" if name == "_data" else "grad")
+        return object.__getattribute__(self, name)
+
     def __getstate__(self) -> Any:
+        if (arena := self.arena) is not None:
+            arena.fetch()
         others, slots = super().__getstate__()
         return others, slots | {"_arena": None}
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from minidl.checked import shown
 from minidl.engine.arena import Arena
-from minidl.engine.device import undo_after_recording
+from minidl.engine.device import open_gpu, undo_after_recording
 from minidl.engine.parameter import Buffer, Parameter
 from minidl.engine.tensor import Tensor, float_type
 from minidl.errors import CheckpointError, ConfigError, MinidlError, ShapeError, nearest
@@ -168,17 +168,34 @@ class Module:
         is given but the model already has an arena with all its parameters.
         """
         parameters, buffers = dict(self.named_parameters()), dict(self.named_buffers())
+        gpu = None if self.arena is None else self.arena.gpu
         if self.arena is None or not self.arena.holds(parameters):
             if self.arena is not None:
                 self.arena.dissolve()
             self.arena = Arena(parameters, buffer)
+            self.arena.move(gpu)
         elif buffer is not None:
             raise MinidlError("flatten: the model is in an arena already; give the buffer in the first call")
         if not buffers:
             self.statistics = None
         elif self.statistics is None or not self.statistics.holds(buffers):
             self.statistics = Arena(buffers)
+            self.statistics.move(gpu)
         return self.arena
+
+    def to(self: Self, device: str) -> Self:
+        """Train and predict on a device from now on: a GPU, "cuda:0", or "cpu".
+
+        Recorded steps (`fit`, `predict`, `evaluate`, optimizers) then run there. Code that reads parameters, and models
+        that cannot be recorded, still compute on the CPU: the values are copied when they are needed. Raises
+        ConfigError if the device cannot be used.
+        """
+        gpu = open_gpu(device)
+        arenas = self.flatten(), self.statistics
+        for arena in arenas:
+            if arena is not None:
+                arena.move(gpu)
+        return self
 
     def astype(self: Self, dtype: np.typing.DTypeLike) -> Self:
         """Convert all parameters and buffers, and their gradients, to float32 or float64.

@@ -89,16 +89,20 @@ def compile_all(kernels: Iterable[Kernel], progress: OnProgress = silent) -> Non
     missing = [kernel for kernel in kernels if not kernel.ready()]
     progress(len(kernels) - len(missing), len(kernels))
     missing.sort(key=lambda kernel: -SECONDS.get(f"{kernel.op}.{kernel.name}", 1))
-    if len(missing) > 1 and _worker_limit() > 1:
+    if len(missing) > 1 and worker_limit() > 1:
+        requests = [" ".join([*kernel[:3], *map(_encode, kernel.signature)]) for kernel in missing]
         with suppress(OSError):  # no process can be started
-            _compile_in_processes(missing, lambda ready: progress(len(kernels) - len(missing) + ready, len(kernels)))
+            compile_in_processes(
+                "minidl.program.precompile", requests,
+                lambda ready: progress(len(kernels) - len(missing) + ready, len(kernels)),
+            )  # fmt: skip
     for kernel in kernels:
         if kernel.signature not in kernel.function.overloads:
             kernel.function.compile(kernel.signature)
     progress(len(kernels), len(kernels))
 
 
-def _worker_limit() -> int:
+def worker_limit() -> int:
     """Return how many kernels to compile in parallel: one per thread, or one per core if MINIDL_CORES is set.
 
     comm/launch/local.py sets MINIDL_CORES for its ranks. One of them compiles for all ranks of the machine.
@@ -106,9 +110,12 @@ def _worker_limit() -> int:
     return cores() if "MINIDL_CORES" in os.environ else threads()
 
 
-def _compile_in_processes(kernels: Sequence[Kernel], progress: Callable[[int], None]) -> None:
-    """Send kernels to worker processes until all are compiled, or no worker is left."""
-    waiting, ready = deque(kernels), 0
+def compile_in_processes(module: str, requests: Sequence[str], progress: Callable[[int], None]) -> None:
+    """Send requests to worker processes, `python -m MODULE`, until all are ready, or no worker is left.
+
+    A request is a line; a worker replies `ready`. progress: called with the number of requests that are ready.
+    """
+    waiting, ready = deque(requests), 0
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
         "PYTHONSAFEPATH": "1",  # else queue.py in the working folder would hide the standard library's module
@@ -118,9 +125,9 @@ def _compile_in_processes(kernels: Sequence[Kernel], progress: Callable[[int], N
     workers: list[subprocess.Popen[bytes]] = []
     with selectors.DefaultSelector() as replies:
         try:
-            for _ in range(min(_worker_limit(), len(kernels))):
+            for _ in range(min(worker_limit(), len(requests))):
                 worker = subprocess.Popen(
-                    [sys.executable, "-m", "minidl.program.precompile"], env=environment, bufsize=0,
+                    [sys.executable, "-m", module], env=environment, bufsize=0,
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 )  # fmt: skip
                 workers.append(worker)
@@ -144,10 +151,9 @@ def _compile_in_processes(kernels: Sequence[Kernel], progress: Callable[[int], N
                     pass
 
 
-def _request(worker: subprocess.Popen[bytes], kernel: Kernel) -> None:
-    """Send a kernel to a worker."""
+def _request(worker: subprocess.Popen[bytes], line: str) -> None:
+    """Send a request to a worker."""
     assert worker.stdin
-    line = " ".join([*kernel[:3], *map(_encode, kernel.signature)])
     with suppress(BrokenPipeError):  # the worker died, so its output ends as well
         worker.stdin.write(line.encode() + b"\n")
 
@@ -176,19 +182,24 @@ def _read_requests(lines: SimpleQueue[str]) -> None:
     os._exit(0)
 
 
-def main() -> None:
-    """Run a worker process: compile the kernels named on standard input."""
+def serve(compile_one: Callable[[str], bool]) -> None:
+    """Run a worker process: call a function with each request on standard input.
+
+    The function returns whether the cache now contains the kernel. If not, it cannot be written, and the worker ends.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     lines: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_read_requests, args=[lines], daemon=True).start()
-    while True:
-        device, op, name, *signature = lines.get().split()
-        kernel = Kernel(device, op, name, tuple(map(_decode, signature)))
-        kernel.function.compile(kernel.signature)
-        if not cached(kernel.function, kernel.signature):
-            break  # the cache cannot be written: the parent process would find nothing
+    while compile_one(lines.get()):
         print("ready", flush=True)
 
 
+def _compile_one(line: str) -> bool:
+    device, op, name, *signature = line.split()
+    kernel = Kernel(device, op, name, tuple(map(_decode, signature)))
+    kernel.function.compile(kernel.signature)
+    return cached(kernel.function, kernel.signature)
+
+
 if __name__ == "__main__":
-    main()
+    serve(_compile_one)

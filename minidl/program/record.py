@@ -117,14 +117,17 @@ def paused_collector() -> Iterator[None]:
 
 
 class Recorder(Device):
-    """A stand-in for a device that records `calls`. drawn: the number of random numbers that these calls draw."""
+    """A stand-in for a device that records `calls`. drawn: the number of random numbers that these calls draw.
 
-    def __new__(cls, device: Device) -> Recorder:
+    gpu: the GPU whose kernels are recorded (engine/cuda_device.py); None: those of the device.
+    """
+
+    def __new__(cls, *_: Any) -> Recorder:
         recorder: Recorder = object.__new__(cls)  # not by Device.__new__, which returns a shared object
         return recorder
 
-    def __init__(self, device: Device) -> None:
-        self.name, self.device = device.name, device
+    def __init__(self, device: Device, gpu: Any = None) -> None:
+        self.name, self.device, self.gpu = device.name, device, gpu
         self.calls: list[Call] = []
         self.drawn = 0
         self.refused = ""  # why this step cannot be recorded; stays set even if the step's code catches the exception
@@ -158,7 +161,7 @@ class Recorder(Device):
     def __getattr__(self, op: str) -> Any:
         if op.startswith("_"):
             raise AttributeError(op)
-        table = _Table(self, op, getattr(self.device, op))
+        table = _Table(self, op, self.gpu.kernels(op) if self.gpu else getattr(self.device, op))
         setattr(self, op, table)
         return table
 
@@ -247,7 +250,7 @@ class Recorder(Device):
 
     def record(self, name: str, function: Any, *arguments: Any) -> None:
         """Append a call. Raises Unrecordable if the kernel is not a Numba function, or if `place` refuses an array."""
-        names = _parameters(function)
+        names = tuple(inspect.signature(function).parameters) if self.gpu else _parameters(function)
         if names is None:
             self.refuse(f"{name} is not a Numba function")
         constants = name == "movement.copy"

@@ -37,7 +37,6 @@ from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.nn.modes import evaluating, mode_changes
 from minidl.nn.module import Module
-from minidl.program.call import run as run_calls
 from minidl.program.guard import active
 from minidl.program.hidden import Labels
 from minidl.program.record import Recorder
@@ -136,13 +135,19 @@ class Gradient(Replayed):
             self.loss(Tensor(np.zeros_like(self.output(program, "logits"))), y)
         self.result = loss, correct
 
+    def send_ahead(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Begin to copy the next batch to the GPU, if the model is on one. The next call must get these arrays."""
+        if self.batches is not None and self.programs:
+            x, y = self._batch(x, y)
+            self.batches.send_ahead({"x": x, "y": y})
+
     def prepare(self, x: np.ndarray, y: np.ndarray) -> None:
         """Record the step for batches of this shape and compile its kernels, without running it."""
         x, y = self._batch(x, y)
         with self.workspace.lock:
             program = self.program({"x": x, "y": y})
             if program is not None:
-                run_calls(program.table, 0, 0)  # makes no call, but compiles or loads `run`
+                program.warm()
         self.warn(stacklevel=2)
 
     def _batch(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -206,6 +211,13 @@ class Prediction(Replayed):
                 found = self.model(x).numpy().copy()
         self.warn(stacklevel=2)
         return found
+
+    def prepare(self, x: np.ndarray) -> None:
+        """Record the step for batches of this shape and compile its kernels, without running it."""
+        with self.workspace.lock:
+            program = self.program({"x": np.ascontiguousarray(Tensor(x)._data)})
+            if program is not None:
+                program.warm()
 
     def record(self, recorder: Recorder, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         with evaluating(self.model), active(recorder, self.mode):

@@ -51,7 +51,7 @@ class Replayed:
         also: Sequence[Kernel] = (),
     ) -> None:
         self.model, self.progress, self.also = model, progress, also
-        self.workspace = workspace or Workspace()
+        self.given_workspace = workspace or Workspace()
         self.programs: dict[Hashable, Program] = {}
         self.refused: dict[Hashable, tuple[str, int]] = {}  # shape of batch -> (first reason, failed recordings)
         self.warned: set[str] = set()  # the reasons of earlier warnings
@@ -72,8 +72,16 @@ class Replayed:
         self.arena = self.model.arena
         self.vectors = self._own_vectors()
         self.addresses = self._addresses()
+        self.given_gpu = None if self.arena is None else self.arena.gpu
+        self.gpu = self.given_gpu if "theta" in self.vectors else None
         tensors = [*self.parameters, *(buffer for _, buffer in self.model.named_buffers())]
-        self.arrays = [(tensor, tensor._data) for tensor in tensors]
+        # In an arena no array can be replaced, and on a GPU reading one would copy it.
+        self.arrays = [(tensor, tensor._data) for tensor in tensors if self.gpu is None]
+        self.workspace, self.batches = self.given_workspace, None
+        if self.gpu is not None:
+            from minidl.program.cuda_workspace import Batches
+
+            self.workspace, self.batches = self.given_workspace.on(self.gpu), Batches(self.gpu)
         for name, vector in self.bound.items():
             if name not in self.vectors or vector.size != self.vectors[name].size:
                 raise MinidlError(f"{name}: the model's layers have changed, and vectors of the old layout are in use; "
@@ -103,7 +111,8 @@ class Replayed:
 
     def __getstate__(self) -> dict[str, Any]:
         # `forget` computes these.
-        derived = ("modules", "parameters", "arena", "vectors", "addresses", "arrays", "fingerprint")
+        derived = ("modules", "parameters", "arena", "vectors", "addresses", "arrays", "fingerprint", "gpu",
+                   "given_gpu", "workspace", "batches")  # fmt: skip
         state = {name: value for name, value in vars(self).items() if name not in derived}
         # A program contains memory addresses of the original.
         return {**state, "progress": silent, "also": (), "programs": {}, "refused": {}}
@@ -170,7 +179,9 @@ class Replayed:
         """
         before, roots = self.fingerprint, self.roots()
         moved = any([tensor._data is not array for tensor, array in self.arrays])
-        if before is None or moved or self.model.arena is not self.arena:
+        arena = self.model.arena
+        elsewhere = arena is not self.arena or (arena is not None and arena.gpu is not self.given_gpu)
+        if before is None or moved or elsewhere:
             self.forget()
             self.fingerprint = Fingerprint(roots)
             return self.fingerprint
@@ -202,7 +213,12 @@ class Replayed:
         second, _ = self._observed(fingerprint, {**batch, "x": 1 - batch["x"]})
         if first.digest() != second.digest():
             raise Unrecordable(DIFFER)
-        return Program(first, results, self.progress, self.also)
+        kind = Program
+        if self.gpu is not None:
+            from minidl.program.cuda_table import ProgramOnGpu
+
+            kind = ProgramOnGpu
+        return kind(first, results, self.progress, self.also)
 
     def _observed(
         self, fingerprint: Fingerprint, batch: dict[str, np.ndarray]
@@ -221,9 +237,20 @@ class Replayed:
             )
 
     def bases(self, batch: dict[str, np.ndarray]) -> dict[str, int]:
-        """Return the address of each region for a run."""
+        """Return the address of each region for a run. On a GPU, copy what is not there yet."""
+        if self.batches is not None:
+            return self._addresses_on_gpu() | self.batches.send(batch)
         own = {WORKSPACE: self.workspace.address, **self.addresses}
         return own | {name: address(array) for name, array in batch.items()}
+
+    def _addresses_on_gpu(self) -> dict[str, int]:
+        arena, statistics = self.arena, self.model.statistics
+        assert arena is not None
+        found = {WORKSPACE: self.workspace.address}
+        found |= {name: address(arena.array(name)) for name in ("theta", "grad")}
+        if statistics is not None:
+            found["statistics"] = address(statistics.array("theta"))
+        return found
 
     def output(self, program: Program, name: str) -> np.ndarray:
         """Return a result of a program that has run: a view, valid until the next run in this workspace."""
@@ -231,7 +258,7 @@ class Replayed:
 
     def recorder(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
         """Return a recorder whose regions are the model's memory and the batch, and the batch to pass to ops."""
-        recorder = Recorder(self.parameters[0].device if self.parameters else Device("cpu"))
-        for name, vector in self.vectors.items():
-            recorder.region(name, vector)
+        recorder = Recorder(self.parameters[0].device if self.parameters else Device("cpu"), self.gpu)
+        for name, vector in (self.vectors if self.gpu is None else self._own_vectors()).items():
+            recorder.region(name, vector)  # on a GPU, `_own_vectors` copies the values that the code may read
         return recorder, {name: recorder.region(name, array) for name, array in batch.items()}

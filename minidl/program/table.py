@@ -49,7 +49,7 @@ class Program:
         recorder: Recorder,
         results: Mapping[str, np.ndarray],
         progress: OnProgress = silent,
-        also: Sequence[Kernel] = (),
+        also: Sequence[Any] = (),
     ) -> None:
         places = _place_results(recorder, results)
         outputs = {place.memory for place in places.values()}
@@ -58,17 +58,27 @@ class Program:
         write_gradients_directly(step, outputs)
         calls = work_in_place(step, outputs)
         offsets, self.workspace_size = plan(calls, outputs)
-        addresses = _compiled(recorder.name, calls, progress, also)
-        starts = self._lay_out(calls, [kernel for kernel, _ in addresses], offsets)
-        blocks = address(self._blocks) + SLOT * np.array(starts, np.int64)
-        self.table = np.stack([np.array([entry for _, entry in addresses], np.int64), blocks], axis=1)
-
+        self._build(recorder, calls, offsets, progress, also)
         self.calls = [call.name for call in calls]
         self.shapes = [[place.like.shape for _, place in call.places] for call in calls]
         self.results = {name: (offsets[place.memory] + place.offset, _like(place)) for name, place in places.items()}
         self._last_uses = _last_uses(calls)
         self._drawn = recorder.drawn
         self._bases: dict[str, int] = {}
+
+    def _build(
+        self, recorder: Recorder, calls: Sequence[Call], offsets: Mapping[Memory, int], progress: OnProgress,
+        also: Sequence[Any],
+    ) -> None:  # fmt: skip
+        """Make the table: compile the kernels, and lay out their arguments. offsets: of temporaries."""
+        addresses = _compiled(recorder.name, calls, progress, also)
+        starts = self._lay_out(calls, [kernel for kernel, _ in addresses], offsets)
+        blocks = address(self._blocks) + SLOT * np.array(starts, np.int64)
+        self.table = np.stack([np.array([entry for _, entry in addresses], np.int64), blocks], axis=1)
+
+    def warm(self) -> None:
+        """Compile or load the code that makes the calls."""
+        run_calls(self.table, 0, 0)
 
     def _lay_out(self, calls: Sequence[Call], kernels: Sequence[int], offsets: Mapping[Memory, int]) -> list[int]:
         """Build the argument blocks of all calls in one array; return the slot at which each block begins.

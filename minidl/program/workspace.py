@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -24,6 +25,15 @@ class Workspace:
         self.allocate = allocate
         self._use(allocate(0, np.uint8))
         self.lock = kernel_lock()
+        self._on: dict[Any, Workspace] = {}  # GPU -> workspace there
+
+    def on(self, gpu: Any) -> Workspace:
+        """Return the workspace in a GPU's memory that all users of this one share."""
+        if gpu not in self._on:
+            from minidl.program.cuda_workspace import WorkspaceOnGpu
+
+            self._on[gpu] = WorkspaceOnGpu(gpu)
+        return self._on[gpu]
 
     def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
         return Workspace, ()  # a copy has new memory, because a run leaves nothing to keep

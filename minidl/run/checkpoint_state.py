@@ -5,7 +5,7 @@ from __future__ import annotations
 from minidl.run.progress import progress
 from minidl.schema import LARGEST, Kind, count_or_number, mapping, maybe, number, record, several, text, whole
 
-MEASURED = record({"images": number(0.0), "seconds": number(0.0)})  # by a replica: see comm/balance.py
+MEASURED = several(number(0.0))  # by a replica: see comm/balance.py
 
 
 def _state(most: int) -> Kind:
@@ -34,9 +34,9 @@ def _work(most: int) -> Kind:
 def _balance(most: int) -> Kind:
     """Return the description of how replicas divide their steps (comm/balance.py, training/balanced.py)."""
     count, flag = whole(0, most), whole(0, 1)
-    division = several(whole(1, most), 1)
+    division, times = several(whole(1, most), 1), several(several(number(0.0), 1))
     return record({"division": division, "coming": division, "known": several(division, 1), "due": count,
-                   "speeds": several(several(number(0.0), 1)), "new": flag, "constant": flag},
+                   "times": times, "past": times, "fixed": several(number(0.0), 1), "new": flag, "constant": flag},
                   optional={"runs": several(several(count, 2), 1), "runs_of": count, "skipped": count})  # fmt: skip
 
 

@@ -65,6 +65,8 @@ AUGMENTATIONS = {
     "alternating-flip": "left and right are exchanged in each image in every second epoch (Jordan 2024)",
     "cutout": "a square with half the side is erased",
 }
+PLACES = {"cpu": "on the cores", "cuda": "on GPUs, which the replicas of a machine take in turn",
+          "cuda:NUMBER": "on this GPU; the first one is cuda:0"}  # fmt: skip
 LAYOUTS = {"channels-last": "images (N, H, W, C)", "channels-first": "images (N, C, H, W)"}
 SHARDS = {
     "iid": "at random",
@@ -77,7 +79,7 @@ ABOVE_ZERO, ZERO_OR_MORE, ONE_OR_MORE = limits(above=0), limits(min=0), limits(m
 FRACTION, SEED = limits(min=0, below=1), limits(min=0, max=2**32 - 1)
 
 # Options that may differ when a run is resumed. If `workers` differs, all replicas start from the average.
-FREE = ("data_dir", "threads", "keep", "stall", "workers", "devices", "on_death", "parts", "shares")
+FREE = ("data_dir", "device", "threads", "keep", "stall", "workers", "devices", "on_death", "parts", "shares")
 LENGTH = ("epochs", "steps")  # a resumed run may become longer
 CLAIMING = ("gossip", "fast", "ps", "async-easgd", "eamsgd")  # methods whose replicas claim their batches
 JOINABLE = (*CLAIMING, "dpsgd", "allreduce", "local-sgd")  # methods of jobs that new replicas may join
@@ -167,6 +169,8 @@ class Config:
                           group="method", limits=ABOVE_ZERO)
 
     seed: int = option(0, "seed of all random numbers: weights, splits, order and so on", group="run", limits=SEED)
+    device: str = option("cpu", "where replicas compute; a list of --workers says it for each", group="run",
+                         choices=PLACES)
     threads: int = option(0, "threads per process; 0: MINIDL_THREADS or one per core (for several --workers: a share "
                           "of the cores); does not change results", group="run", limits=THREADS)
     parts: int = option(1, "groups of a replica's cores, each with its own copy of the weights and its part of the "

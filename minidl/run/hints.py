@@ -35,6 +35,7 @@ ALIASES = {
     "cfg conf config-file": ("config",),
     "replicas nproc nprocs np n world-size nproc-per-node num-replicas num-processes processes nodes ranks workers":
         ("workers", "ranks"),
+    "gpu gpus cuda cpu no-cuda use-cuda accelerator mps": ("device",),
     "num-threads nthreads omp-num-threads cores cpus n-threads": ("threads",),
     "graph network-topology": ("topology",),
     "partition sharding split noniid non-iid": ("shards",),
@@ -43,8 +44,8 @@ ALIASES = {
 }  # fmt: skip
 
 REASONS = {  # names in other tools -> why minidl has no such option
-    "device gpu gpus cuda cpu no-cuda use-cuda accelerator mps": "minidl computes on the CPU: leave it out; --threads "
-                                                                 "sets the number of cores",
+    "device gpu gpus cuda cpu no-cuda use-cuda accelerator mps": "a simulation computes on the CPU: leave it out; "
+                                                                 "--threads sets the number of cores",
     "num-workers nworkers j jobs loader-workers": "a thread of each replica loads the images: leave it out; --workers "
                                                   "sets the number of replicas",
     "dropout drop-rate dropout-rate p-dropout": "the models of --model have no dropout; put nn.Dropout into a model of "

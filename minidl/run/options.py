@@ -24,9 +24,10 @@ from minidl.schema import LARGEST, is_plain
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text",
          tuple: "names separated by commas"}  # fmt: skip
 # A choice with capital letters is a form: torus:RxC allows torus:2x3. These words stand for a path, a file, a name in
-# Python, the first digits of a SHA-256, or a number above 0 (SHARE: at most 1). Any other word in capitals stands for a
-# whole number of 1 or more.
+# Python, the first digits of a SHA-256, or a number above 0 (SHARE: at most 1). NUMBER stands for a whole number, and
+# any other word in capitals for one of 1 or more.
 WORDS = {"PATH": ".+", "FILE": ".+", "FUNCTION": "[A-Za-z_][A-Za-z_0-9]*", "HASH": "[0-9a-f]{8,64}",
+         "NUMBER": "[0-9]{1,4}",
          "ALPHA": "(?=[0.]*[1-9])[0-9]*[.]?[0-9]+(e[+-]?[0-9]+)?",
          "SHARE": "(?=[0.]*[1-9])(0?[.][0-9]+|1|1[.]0+|[0-9]([.][0-9]+)?e-[0-9]+)"}  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Values of options that are lists of numbers: --shares, and --devices, which a list of --workers sets."""
+"""Values of options that are lists: --shares, and --devices, which a list of --workers sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from minidl.run.hints import shown
 
 SUM = 1e-6  # by which the sum of shares may differ from 1
 MOST_THREADS, LEAST_CYCLE = 4096, 0.01
-FORM = "cpu:THREADS, or cpu:FRACTION of the time of one thread, for each replica, separated by commas"
+DIGITS = 4  # of the number of a GPU
+FORM = ("cpu:THREADS, cpu:FRACTION of the time of one thread, or cuda:NUMBER for a GPU, for each replica, separated by "
+        "commas")  # fmt: skip
 
 
 def parse_shares(text: str, replicas: int = 0) -> tuple[float, ...]:
@@ -41,6 +43,10 @@ def check_shares(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"devices: {devices} devices for {workers} workers: give --workers a list of this length, or "
                           "only their number")  # fmt: skip
     parse_shares(values.get("shares") or "", values["workers"])
+    on_gpu = {one.device for one in parse_devices(values["devices"])} | {values["device"]} != {"cpu"}
+    for name, refused in (("parts", values["parts"] > 1), ("method", values["method"].startswith("hogwild"))):
+        if on_gpu and refused:
+            raise ConfigError(f"{name} {values[name]} needs cores, and a replica has a GPU: leave one of them out")
     if values.get("balance") in ("static", "dynamic") and values["shards"] != "iid":
         raise ConfigError(f"balance {values['balance']} divides the images of all, and with shards {values['shards']} "
                           "each replica has its own: leave one of them out")  # fmt: skip
@@ -50,14 +56,18 @@ def check_shares(values: Mapping[str, Any]) -> None:
 
 
 class Worker(NamedTuple):
-    """What a replica has. cycle: the fraction of the time in which it computes (comm/transport/cycle.py)."""
+    """What a replica has. cycle: the fraction of the time in which it computes (comm/transport/cycle.py).
+
+    device: cpu, or a GPU, such as cuda:0; one thread then prepares its work.
+    """
 
     threads: int
     cycle: float = 1.0
+    device: str = "cpu"
 
 
 def parse_devices(text: str) -> tuple[Worker, ...]:
-    """Return the workers for "cpu:2,cpu:0.5": the first has two threads, the second a thread for half of the time.
+    """Return the workers for "cuda:0,cpu:2,cpu:0.5": a GPU, two threads, and a thread for half of the time.
 
     Returns () for "". Raises ConfigError if the text has another form, or names a single worker.
     """
@@ -65,6 +75,9 @@ def parse_devices(text: str) -> tuple[Worker, ...]:
     for word in text.split(",") if text else ():
         kind, colon, amount = word.partition(":")
         value = _number(amount)
+        if kind == "cuda" and amount.isdecimal() and len(amount) <= DIGITS:
+            workers.append(Worker(1, device=word))
+            continue
         if kind != "cpu" or not colon:
             raise ConfigError(f"workers: {shown(word)} is no worker; expected a whole number, or {FORM}")
         if LEAST_CYCLE <= value < 1:

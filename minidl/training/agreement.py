@@ -19,7 +19,7 @@ from minidl.run.options import options
 from minidl.training.vectors import hand_out_text, led
 
 # Options that may differ, or that the model and the data stand for.
-DIFFERENT = ("model", "data", "workers", "devices", "threads", "data_dir", "stall", "out", "quiet", "json",
+DIFFERENT = ("model", "data", "workers", "device", "devices", "threads", "data_dir", "stall", "out", "quiet", "json",
              "max_workers")  # fmt: skip
 FRAME = 1 << 14  # bytes: more than the longest description of a call
 SAMPLE = 256  # images that are compared

@@ -60,10 +60,10 @@ class Balanced(Divided):
                 pool.shutdown(cancel_futures=True)
 
     def _review(self) -> None:
-        """Exchange speeds with all replicas. Raises PeerLost if one has died; then nothing has changed."""
+        """Exchange times with all replicas. Raises PeerLost if one has died; then nothing has changed."""
         balancer = self.balancer
-        table = np.zeros((self.sampler.replicas, 2))
-        table[self.sampler.place] = balancer.measured
+        table = np.zeros((self.sampler.replicas, REVIEW))
+        table[self.sampler.place, : len(balancer.measured)] = balancer.measured
         self.fabric.allreduce(table.reshape(-1))
         balancer.review(table)
 
@@ -74,7 +74,7 @@ class Balanced(Divided):
         if not self.runs or self.runs[-1][1:] != division:
             self.runs.append([0, *division])
         self.runs[-1][0] += 1
-        self.balancer.stepped(images, self.seconds, images == division[self.sampler.place])
+        self.balancer.stepped(self.seconds, images == division[self.sampler.place])
         return super().settle(at, images, correct, loss_sum)
 
     def weight(self, at: Progress, images: int) -> float:
@@ -106,16 +106,18 @@ class Balanced(Divided):
             runs = {"runs": self.runs, "runs_of": self.runs_of, "skipped": skipped}
         return super().state() | {"balance": self.balancer.state() | runs}
 
-    def own_numbers(self) -> dict[str, float]:
-        return {"images": self.balancer.measured[0], "seconds": self.balancer.measured[1]}
+    def own_numbers(self) -> list[float]:
+        return [*self.balancer.measured]
 
-    def restore(self, saved: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
+    def restore(self, saved: Mapping[str, Any], numbers: Sequence[float]) -> None:
         """Continue with the same replicas as before. Raises Mismatch if the values do not fit."""
         self.balancer.restore(saved)
         self.runs, self.runs_of = [[*run] for run in saved.get("runs", [])], saved.get("runs_of", -1)
         if any(len(run) != 1 + self.sampler.replicas for run in self.runs):
             raise Mismatch(f"a run of steps has {len(self.runs[0]) - 1} sizes, for {self.sampler.replicas} replicas")
-        self.balancer.measured = [numbers["images"], numbers["seconds"]] if numbers else [0.0, 0.0]
+        if len(numbers) > REVIEW:
+            raise Mismatch(f"a replica has measured {len(numbers)} steps; expected at most {REVIEW}")
+        self.balancer.measured = [*numbers]
 
 
 def part_before(balance: Mapping[str, Any], counts: Sequence[int], epoch: int) -> list[int]:

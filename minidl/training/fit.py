@@ -34,8 +34,9 @@ from minidl.training.trainer import Entry, Trainer
 from minidl.training.world import world
 
 Data = Dataset | str | Path | tuple[np.ndarray, ...]
-# model and data are arguments, minidl.load fills a model with weights, and `fit` keeps no checkpoints.
-OPTIONS = of_training("model", "model_hash", "init", "data", "keep", "workers", "devices")
+# model and data are arguments, minidl.load fills a model with weights, model.to chooses the device, and `fit` keeps no
+# checkpoints.
+OPTIONS = of_training("model", "model_hash", "init", "data", "keep", "workers", "device", "devices")
 
 
 @dataclass

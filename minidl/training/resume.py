@@ -171,7 +171,7 @@ class Restoration:
         restore_replica(trainer, ReplicaState(rank, vectors, numbers))
         if isinstance(trainer.work, Balanced) and (balance := checkpoint.state["work"].get("balance")):
             with blaming("its state does not fit the run", CheckpointError):
-                trainer.work.restore(balance, numbers.get("measured", {}))
+                trainer.work.restore(balance, numbers.get("measured", []))
         shared = {name: checkpoint.state["progress"][name] for name in BEST}
         trainer.progress = Progress(**numbers["progress"] | shared)
 

@@ -10,10 +10,12 @@ from typing import Any, Self
 
 from minidl import data, models, nn
 from minidl.comm.fabric.base import Column, Fabric, PeerLost
+from minidl.comm.launch.job import local_rank, recognise
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.local import Local
 from minidl.comm.replica import Engine
+from minidl.engine.device import gpus
 from minidl.engine.jit import set_threads, threads
 from minidl.errors import AbortedError, ConfigError, MinidlError, tell
 from minidl.ops.conv import winograd
@@ -24,6 +26,7 @@ from minidl.run.history import surroundings
 from minidl.run.model_file import is_own, short
 from minidl.run.options import options
 from minidl.run.own_model import build
+from minidl.run.shares import parse_devices
 from minidl.run.signals import Signals, Stopped
 from minidl.run.trained import begin_with
 from minidl.training import forecast, local_snapshots, newcomer, regroup
@@ -343,6 +346,16 @@ def kind_of(config: Config, ranks: int) -> type[Method]:
     return found if ranks > 1 or found.alone else Local
 
 
+def device_of(config: Config, rank: int) -> str:
+    """Return the name of the device on which a rank computes. Servers compute on the CPU."""
+    workers = parse_devices(config.devices)
+    if workers:
+        return workers[rank].device if rank < len(workers) else "cpu"
+    if config.device == "cuda":  # the ranks of a machine take its GPUs in turn
+        return f"cuda:{(local_rank() if recognise() else rank) % gpus()}"
+    return config.device
+
+
 def prepare(config: Config, rank: int = 0, fresh: bool = True) -> tuple[data.Dataset, nn.Module]:
     """Set the threads and the convolution; return the data set, and the model with its initial weights.
 
@@ -368,4 +381,6 @@ def prepare(config: Config, rank: int = 0, fresh: bool = True) -> tuple[data.Dat
         note = begin_with(model, config.init, classes)
         if note and not config.quiet and not rank:
             tell(f"minidl: {note}")
+    if (device := device_of(config, rank)) != "cpu":
+        model.to(device)
     return dataset, model

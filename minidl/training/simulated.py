@@ -139,7 +139,7 @@ class SimulatedRun:
         full: bool = False,
         resume: Path | None = None,
     ) -> None:
-        self.config = config = replace(config, workers=len(chosen(config, ranks)[1]), devices="", parts=1)
+        self.config = config = replace(config, workers=len(chosen(config, ranks)[1]), device="cpu", devices="", parts=1)
         self.signals, self.full, self.folder = signals, full, resume or Path()
         self.saved: Saved | None = None
         if resume:

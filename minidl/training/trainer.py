@@ -23,6 +23,7 @@ from minidl.data.shared import SharedSampler
 from minidl.errors import DivergedError, tell
 from minidl.nn import Module, set_random_state
 from minidl.run.config import Config
+from minidl.run.evaluation import BATCH as EVALUATED
 from minidl.run.evaluation import evaluate
 from minidl.run.progress import BEST, Progress
 from minidl.run.signals import Stopped
@@ -170,8 +171,10 @@ class Trainer:
     def prepare(self) -> None:
         """Record the step for a full batch. Compile all kernels, also of methods and claims, so no step compiles."""
         self.model.train()
-        for batch in self.work.first_batches():
-            self.engine.gradient.prepare(*batch)
+        for x, y in self.work.first_batches():
+            self.engine.gradient.prepare(x, y)
+            if self.engine.arena.gpu is not None:  # memory for evaluations is taken before the first step
+                self.engine.prediction.prepare(np.zeros((EVALUATED, *x.shape[1:]), x.dtype))
         claims.prepare(self.fabric.size)
         if not isinstance(self.method, Local) or self.fabric.size > 1:
             self.replica.compile_arithmetic()

@@ -75,9 +75,9 @@ class Work(ABC):
         """Return how the steps of an epoch are divided, if they are divided unequally (data/shared.py)."""
         return []
 
-    def own_numbers(self) -> dict[str, float]:
+    def own_numbers(self) -> list[float]:
         """Return what the checkpoint of this replica must contain besides `state`, which is that of all."""
-        return {}
+        return []
 
     @abstractmethod
     def samples(self, at: Progress) -> int:

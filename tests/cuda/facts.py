@@ -17,6 +17,7 @@ Latencies, the second-level cache and DRAM are not part of it, nor SMs without w
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -86,7 +87,8 @@ def facts(step: Callable[..., None], arguments: tuple[Any, ...]) -> Facts:
     emulator = Emulator(fuse=False, counting=True)
 
     def launcher(kernel: Kernel, grid: Grid, values: tuple[Any, ...]) -> None:
-        code.extend(read(kernel, types_of(values), cc) for cc in LANES)
+        if not code:  # a second kernel only adds parts of sums
+            code.extend(read(kernel, types_of(values), cc) for cc in LANES)
         threads.append(grid[0] * grid[1] * grid[2] * kernel.threads)
         emulator(kernel, grid, values)
 
@@ -127,9 +129,9 @@ def matmul() -> Iterator[Case]:
     for columns in (256, 255, 64, 32, 16, 8):
         across, along, out = matrix(depth, columns), matrix(columns, depth), matrix(rows, columns)
         yield f"nn, {columns} columns", products.nn, (matrix(rows, depth), across, none, False, none, out)
-        if columns > 64:
+        if columns >= 64:
             yield f"nt, {columns} columns", products.nt, (matrix(rows, depth), along, none, out)
-            yield f"tn, {columns} columns", products.tn, (matrix(depth, rows), across, none, out)
+        yield f"tn, {columns} columns", products.tn, (matrix(depth, rows), across, none, out)
 
 
 def reduce() -> Iterator[Case]:
@@ -141,14 +143,36 @@ def reduce() -> Iterator[Case]:
         yield name, step, (x, partial)
 
 
-LADDERS = {"matmul": matmul, "reduce": reduce}
+def conv() -> Iterator[Case]:
+    """Yield the steps of the ladder, then the functions of cuda.py for channels of real networks, on a small image."""
+    from minidl.kernels.conv import cuda as convolutions
+    from minidl.kernels.conv.cuda_ladder import RUNGS
+
+    def array(*shape: int) -> np.ndarray:
+        return aligned(math.prod(shape), np.float32).reshape(shape)
+
+    for name, step in RUNGS.items():
+        yield name, step, (array(1, 16, 8, 32), array(3, 3, 32, 128), array(1, 16, 8, 128))
+    none = array(0)
+    for height, channels, outputs in ((16, 128, 128), (16, 128, 127), (16, 64, 64), (32, 16, 16), (32, 3, 16)):
+        x, y = array(1, height, 8, channels), array(1, height, 8, outputs)
+        weight, options = array(3, 3, channels, outputs), (1, (1, 1), (1, 1), (1, 1), False)
+        scratch = array(convolutions.backward_weight_scratch(x.shape, weight.shape, *options))
+        name = f"{channels} -> {outputs}"
+        yield f"y, {name}", convolutions.forward, (x, weight, none, none, none, none, False, *options, none, y)
+        if channels > 3:
+            yield f"dx, {name}", convolutions.backward_input, (y, weight, none, *options, none, x)
+        yield f"dweight, {name}", convolutions.backward_weight, (x, y, *options, scratch, weight)
+
+
+LADDERS = {"matmul": matmul, "conv": conv, "reduce": reduce}
 COLUMNS = "FFMA", "loads of shared memory, bits", "registers", "spills", "wavefronts", "bytes", "predicted limit"
 COLUMNS_OF_MEMORY = "threads", "bits per load", "sectors per load", "bytes", "registers"
 
 
 def main() -> None:
     name = sys.argv[1]
-    columns = COLUMNS if name == "matmul" else COLUMNS_OF_MEMORY
+    columns = COLUMNS_OF_MEMORY if name == "reduce" else COLUMNS
     print("| step | " + " | ".join(columns) + " |\n|" + " --- |" * (1 + len(columns)))
     for step_name, step, arguments in LADDERS[name]():
         found = facts(step, arguments)

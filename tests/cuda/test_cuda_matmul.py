@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from emulator import Emulator, KernelError
 from on_emulator import mutated, placed
-from sass import Sass, read
+from sass import Operation, Sass, read
 from test_cuda_kernels import TARGETS
 
 from minidl.engine.cuda import Grid, Kernel, launch_with, types_of
 from minidl.kernels.matmul import cuda as _cuda
 from minidl.kernels.matmul.cuda_ladder import RUNGS
-from minidl.kernels.matmul.cuda_tile import THREADS
+from minidl.kernels.matmul.cuda_loader import THREADS
 
 FORMS = ("nn", "nt", "tn")
 NOTHING = np.empty(0, np.float32)
@@ -66,6 +67,43 @@ def test_edges_of_tiles(form: str, shape: tuple[int, int, int]) -> None:
     multiply(form, *shape)
 
 
+@pytest.mark.parametrize("columns", [7, 8, 9, 16, 31, 32])
+@pytest.mark.parametrize("form", FORMS)
+def test_edges_of_narrow_tiles(form: str, columns: int) -> None:
+    multiply(form, 513 if columns <= 16 else 257, columns, 19)
+    multiply(form, 4, columns, 8)
+
+
+MORE = (260, 4, 9), (136, 8, 32), (516, 8, 7), (300, 12, 10), (257, 16, 31), (260, 32, 20), (132, 64, 12), (132, 68, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", MORE)
+def test_more_edges_of_tiles(form: str, shape: tuple[int, int, int]) -> None:
+    multiply(form, *shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [(66, 66, 9), (68, 68, 20), (132, 32, 17), (260, 16, 8), (3, 10, 5)])
+def test_edges_in_float64(form: str, shape: tuple[int, int, int]) -> None:
+    multiply(form, *shape, dtype=np.float64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_an_odd_address(form: str) -> None:
+    multiply(form, 132, 64, 16, offset=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_realistic_shapes(form: str) -> None:
+    for shape in ((512, 512, 512), (64, 1000, 784), (1024, 10, 128), (64, 120, 400)):
+        multiply(form, *shape)
+
+
 # -- machine code -----------------------------------------------------------------------------------------------------
 
 
@@ -94,16 +132,19 @@ def test_the_main_loop_multiplies(form: str, columns: int, least: float, cc: tup
     assert set(sass.widths("LDS")) == {128}
 
 
-NARROW = {8: 0.64, 9: 0.75, 16: 0.75, 32: 0.83, 33: 0.85}  # columns: least share of multiply-adds
+NARROW = {  # (form, columns): least share of multiply-adds
+    **{("nn", 8): 0.64, ("nn", 16): 0.75, ("nn", 32): 0.83, ("nn", 33): 0.85, ("nn", 64): 0.90},
+    **{("nt", 64): 0.89, ("tn", 8): 0.84, ("tn", 32): 0.90, ("tn", 64): 0.90},
+}
 
 
-@pytest.mark.parametrize("columns", NARROW)
-def test_narrow_tiles(columns: int) -> None:
-    sass = code("nn", columns, TARGETS[0])
+@pytest.mark.parametrize(("form", "columns"), NARROW)
+def test_narrow_tiles(form: str, columns: int) -> None:
+    sass = code(form, columns, TARGETS[0])
     assert (sass.compiled.stack, sass.compiled.spills) == (0, 0)
     assert sass.compiled.registers <= 128
     assert sass.blocks_per_sm() >= 2
-    assert sass.share() >= NARROW[columns]
+    assert sass.share() >= NARROW[form, columns]
     assert set(sass.widths("LDS")) == {128}
 
 
@@ -117,6 +158,13 @@ def test_shared_memory_has_no_conflicts(form: str, columns: int) -> None:
         assert cost.worst <= 2, f"PTX line {line}"
     for (line, _), cost in counts.shared("written").items():
         assert cost.units <= cost.least, f"PTX line {line}"
+
+
+def test_register_conflicts_are_counted() -> None:
+    lines = ("R8, R2, R4, R8", "R8, R2.reuse, R4, R8", "R9, R2, R6, R8", "R9, R1, R4, R8", "R9, R2, R2, R8")
+    loop = [Operation("FFMA", operands) for operands in lines]
+    sass = code("nn", 512, TARGETS[0])
+    assert replace(sass, operations=loop, loops=[(0, len(loop) - 1)]).register_conflicts() == 2  # the first two
 
 
 # -- the ladder, and broken kernels -----------------------------------------------------------------------------------
@@ -158,26 +206,21 @@ MUTANTS = {  # what is broken: (file, piece, replacement)
     "one row too many is stored": (TILE, "if m < rows:", "if m <= rows:"),
     "one column too many is stored": (TILE, "if n + more < columns:", "if n + more <= columns:"),
     "a part of a tile is whole": (TILE, "part = int32((depth - 1) % DEPTH + 1)", "part = int32(DEPTH)"),
-    "the part is too deep": (LOADER, "wanted = i + lanes * j < size and (not part or k < depth)",
-                             "wanted = i + lanes * j < size and (not part or k <= depth)"),
+    "the part is too deep": (LOADER, "wanted = i + lanes * q < size and (not part or k + rows * j < depth)",
+                             "wanted = i + lanes * q < size and (not part or k + rows * j <= depth)"),
+    "a wide part is too deep": (LOADER, "wanted = i + more < size and (not part or k + rows * j < depth)",
+                                "wanted = i + more < size and (not part or k + rows * j <= depth)"),
+    "a transposed part is too deep": (LOADER, "(not part or k + q < depth)", "(not part or k + q <= depth)"),
     "a tile too few": (TILE, "turns = int32(tiles >> 1)", "turns = int32((tiles - 1) >> 1)"),
     "relu without bias": (TILE, "if bias.size > 0 or relu:", "if bias.size > 0:"),
 }  # fmt: skip
 
 
-NOT_FOUND = {"the part is too deep": "open: no shape of this test shows it"}
-
-
-def marked(broken: str) -> Any:
-    reason = NOT_FOUND.get(broken)
-    return pytest.param(broken, marks=pytest.mark.xfail(reason=reason, strict=True) if reason else ())
-
-
-@pytest.mark.parametrize("broken", map(marked, MUTANTS))
+@pytest.mark.parametrize("broken", MUTANTS)
 def test_a_broken_product_is_found(broken: str) -> None:
     file, old, new = MUTANTS[broken]
     with mutated("matmul", f"matmul/{file}", old, new) as changed, pytest.raises((KernelError, AssertionError)):
-        for shape in ((130, 133, 45), (132, 132, 37)):
+        for shape in ((130, 133, 45), (132, 132, 37), (20, 13, 5), (20, 12, 5)):  # the last two: a part of a tile only
             multiply("nn", *shape, kernels=changed)
         a, b, out = operands("nn", 20, 12, 5)
         with launch_with(Emulator()):
@@ -186,6 +229,7 @@ def test_a_broken_product_is_found(broken: str) -> None:
 
 
 def test_every_thread_has_its_place() -> None:
-    for tiles in _cuda.TILES.values():
-        for tile in tiles:
-            assert tile.rows * tile.columns == THREADS * tile.height * tile.width
+    for tile in (tile for tiles in _cuda.TILES.values() for tile in tiles):
+        assert tile.threads == THREADS
+    for tile in (*_cuda.NARROW, _cuda.MEDIUM):
+        assert tile.threads in (64, 128, 256)

@@ -16,6 +16,7 @@ Limits:
 - A value read from a register that only other threads have written is 0, without an error.
 - It says nothing about time, registers or occupancy: tests/cuda/sass.py reads those from the machine code.
 - exp2, log2, sin, cos, tanh, reciprocals and square roots are NumPy's; a GPU's `approx` versions are less accurate.
+- A product of tensor cores is exact before it is rounded to float32 (tensor.py).
 - fma on float64 rounds the product. On float32 it does, too, if `fuse` is false: that is several times faster.
 """
 
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl.engine.cuda import Grid, Kernel, to_ptx, types_of
+from minidl.engine.cuda import Grid, Kernel, to_ptx, types_of, words_of
 
 from .checks import KernelError
 from .counts import Counts, wavefronts
@@ -33,7 +34,7 @@ from .machine import Code, State
 from .memory import GlobalMemory
 from .ptx import Unsupported, parse
 
-__all__ = ["Counts", "Emulator", "KernelError", "Unsupported", "run", "wavefronts"]
+__all__ = ["Counts", "Emulator", "KernelError", "Unsupported", "run", "run_words", "wavefronts"]
 
 THREADS = 8192  # that run together at most, unless one block has more
 _codes: dict[str, Code] = {}  # PTX -> translated code
@@ -63,30 +64,25 @@ def run(
     counts: Counts | None = None,
 ) -> None:  # fmt: skip
     """Run a kernel on NumPy arrays and numbers, of exactly the types that it was compiled for."""
+    arrays = [a for a in arguments if isinstance(a, np.ndarray) and a.ndim]
+    words = [word for argument in arguments for word in words_of(argument)]
+    run_words(ptx, grid, threads, words, arrays, order, fuse, counts)
+
+
+def run_words(
+    ptx: str, grid: Grid, threads: int, words: list[int], arrays: list[np.ndarray], order: str = "forward",
+    fuse: bool = True, counts: Counts | None = None,
+) -> None:  # fmt: skip
+    """Run a kernel with these words as parameters. It may access these arrays only."""
     code = _codes.setdefault(ptx, Code(parse(ptx))) if ptx not in _codes else _codes[ptx]
     numbers = np.arange(grid[0] * grid[1] * grid[2])
     if order == "backward":
         numbers = numbers[::-1]
     elif order == "shuffled":
         numbers = np.random.default_rng(0).permutation(numbers)
-    memory = GlobalMemory([a for a in arguments if isinstance(a, np.ndarray) and a.ndim], counts)
+    memory = GlobalMemory(arrays, counts)
     together = max(1, THREADS // threads)
     with np.errstate(all="ignore"):
         for first in range(0, numbers.size, together):
             some = numbers[first : first + together]
-            State(code, words_of(arguments), memory, grid, (threads, 1, 1), some, fuse, counts).run()
-
-
-def words_of(arguments: tuple[Any, ...]) -> list[int]:
-    """Return the kernel's parameters as Numba passes them: 7 words for a vector, 1 for a number."""
-    words = []
-    for argument in arguments:
-        if isinstance(argument, np.ndarray) and argument.ndim:
-            start = argument.__array_interface__["data"][0]
-            words += [0, 0, argument.size, argument.itemsize, start, argument.size, argument.strides[0]]
-        else:
-            word = np.zeros(1, np.int64)
-            number = np.int32(argument) if type(argument) is int else np.asarray(argument)
-            word.view(np.uint8)[: number.itemsize] = np.array([number]).view(np.uint8)
-            words.append(int(word[0]))
-    return words
+            State(code, words, memory, grid, (threads, 1, 1), some, fuse, counts).run()

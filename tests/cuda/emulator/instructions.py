@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import arithmetic
+from . import arithmetic, tensor
 from .checks import KernelError
 from .ptx import TYPES, Instruction, Program, Unsupported, register_type, registers_in
 from .warps import ballot, check_whole, shuffle
@@ -26,6 +26,7 @@ Operand = Callable[["State"], Any]
 
 SPECIAL = re.compile(r"%(tid|ctaid|ntid|nctaid)\.([xyz])")
 ADDRESS = re.compile(r"\[([\w$%.]+)(?:\s*\+\s*(-?\d+))?\]")
+MMA = ("row", "col", "f32")  # a is stored by rows, b by columns; the result is float32
 ALL = 0xFFFFFFFF  # threads of a warp
 INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)")
 FLOAT = re.compile(r"0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})")
@@ -304,6 +305,46 @@ def _vote(t: _Translation) -> Action:
     return run
 
 
+def _matrices(t: _Translation) -> Action:
+    names, address = registers_in(t.operands[0]), t.address(t.operands[1])
+    if t.parts[2:] != ["aligned", "m8n8", "x4", "shared", "b16"]:
+        raise t.unsupported()
+
+    def run(state: State) -> None:
+        rows = state.memory("shared").load(state.access(address(state)), np.uint32, 4)
+        for name, words in zip(names, tensor.by_rows(rows, state.threads())):
+            state.write(name, words)
+
+    return run
+
+
+def _mma(t: _Translation) -> Action:
+    if t.parts[3:] not in (["m16n8k8", *MMA, "tf32", "tf32", "f32"], ["m16n8k16", *MMA, "bf16", "bf16", "f32"]):
+        raise t.unsupported()
+    names = registers_in(t.operands[0])
+    a, b = ([t.operand(name, np.uint32) for name in registers_in(text)] for text in t.operands[1:3])
+    c = [t.operand(name, np.float32) for name in registers_in(t.operands[3])]
+
+    def run(state: State) -> None:
+        def words(operands: list[Operand]) -> list[np.ndarray]:
+            return [np.broadcast_to(operand(state), state.threads().shape) for operand in operands]
+
+        result = tensor.multiply(t.parts[-2], words(a), words(b), words(c), state.threads())
+        for name, value in zip(names, result):
+            state.write(name, value)
+
+    return run
+
+
+def _to_tf32(t: _Translation) -> Action:
+    return t.result(tensor.round_to_tf32, t.operand(t.operands[1], np.float32))
+
+
+def _to_bf16(t: _Translation) -> Action:
+    high, low = (t.operand(text, np.float32) for text in t.operands[1:])
+    return t.result(lambda h, w: tensor.round_to_bf16(h) << np.uint32(16) | tensor.round_to_bf16(w), high, low)
+
+
 def _nothing(t: _Translation) -> Action:
     return lambda state: None
 
@@ -316,6 +357,7 @@ def _trap(t: _Translation) -> Action:
 
 
 TRANSLATORS: dict[str, Callable[[_Translation], Action]] = {
+    "cvt.rna.tf32": _to_tf32, "cvt.rn.bf16x2": _to_bf16, "ldmatrix.sync": _matrices, "mma.sync": _mma,
     **dict.fromkeys(arithmetic.UNARY, _unary), **dict.fromkeys(arithmetic.BINARY, _binary),
     "fma": _fma, "mad": _fma, "mul": _mul, "shl": _shift, "shr": _shift, "bfi": _bit_field, "bfe": _bit_field,
     "setp": _compare, "selp": _select, "mov": _move, "cvta": _move, "cvt": _convert,

@@ -1,0 +1,11 @@
+"""Matrix products on a GPU's tensor cores, with a and b rounded to TF32: cuda_tensor.py. Sums are float32."""
+
+from __future__ import annotations
+
+from .cuda import nn_scratch as nn_scratch
+from .cuda import nt_scratch as nt_scratch
+from .cuda import tn_scratch as tn_scratch
+from .cuda_tensor import forms
+from .reference import __all__ as __all__
+
+nn, nt, tn = forms(bf16=False)

@@ -1,0 +1,159 @@
+"""A recorded step on a GPU: a table of launches (function, blocks, threads, parameters), walked by compiled code.
+
+Where the driver allows it, the walk is captured as a graph, which one call of the driver launches. A graph contains the
+addresses of the regions, so each set of addresses has its own. A step that draws random numbers passes them by value:
+it is walked each time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from ctypes import byref, c_void_p
+from typing import Any, NoReturn
+from weakref import finalize
+
+import numpy as np
+
+from minidl.engine import cuda_driver, random
+from minidl.engine.cuda import DATA, words_of
+from minidl.engine.cuda_array import OnDevice, array_at
+from minidl.engine.cuda_device import WORD, DeviceMemory, Gpu
+from minidl.engine.cuda_driver import DriverError
+from minidl.engine.device import address
+from minidl.program.cuda_call import walk
+from minidl.program.cuda_launches import APART, compile_all, launches_of
+from minidl.program.cuda_launches import Call as KernelCall
+from minidl.program.hidden import Drawn
+from minidl.program.precompile import OnProgress
+from minidl.program.record import Call, Memory, Place, Recorder
+from minidl.program.table import WORKSPACE, Program
+
+GRAPHS = 8  # that a program keeps: one for each place of a batch, and workspace
+
+
+class ProgramOnGpu(Program):
+    """A table of launches on regions of a GPU's memory."""
+
+    def _build(
+        self, recorder: Recorder, calls: Sequence[Call], offsets: Mapping[Memory, int], progress: OnProgress,
+        also: Sequence[Any],
+    ) -> None:  # fmt: skip
+        self._gpu: Gpu = recorder.gpu
+        self._offsets, self._regions = offsets, {WORKSPACE: APART}
+        self._copies: dict[int, DeviceMemory] = {}  # address of a constant on the host -> its copy
+        self._graphs: dict[Any, int] = {}  # addresses of the regions -> graph
+        made = [self._call(call, 1, 1) for call in calls]
+        compile_all(self._gpu, [*made, *also], progress)
+        words: list[int] = []
+        rows: list[list[int]] = []
+        self._drawing: list[tuple[Call, int]] = []  # calls that draw random numbers, and where their words begin
+        relocations: dict[str, list[tuple[int, int]]] = defaultdict(list)  # region -> (word, offset in bytes)
+        for call, kernel_call in zip(calls, made, strict=True):
+            if any(type(argument) is Drawn for argument in call.arguments.values()):
+                self._drawing.append((call, len(words)))
+            for launch in launches_of(*kernel_call):
+                rows.append([self._gpu.function(*launch.key), *launch.grid, launch.kernel.threads, len(words)])
+                for argument in launch.arguments:
+                    at = len(words)
+                    words += words_of(argument)
+                    if isinstance(argument, np.ndarray) and argument.ndim and argument.size:
+                        self._relocate(argument, at + DATA, words, relocations)
+        self._blocks = np.array(words, np.int64)
+        self._relocations = {name: np.array(pairs, np.int64).T for name, pairs in relocations.items()}
+        self._pointers = address(self._blocks) + WORD * np.arange(len(words) + 1, dtype=np.int64)
+        self.table = np.array(rows, np.int64).reshape(-1, 6)
+        self.table[:, 5] = address(self._pointers) + WORD * self.table[:, 5]
+
+    def _call(self, call: Call, seed: int, start: int) -> KernelCall:
+        """Return the call with arrays at addresses that stand for a region and an offset."""
+        op, name = call.name.split(".")
+        return op, name, [self._argument(value, seed, start) for value in call.arguments.values()]
+
+    def _argument(self, value: Any, seed: int, start: int) -> Any:
+        if type(value) is Drawn:
+            return seed if value.kind == "seed" else start + value.value
+        if type(value) is not Place:
+            return value
+        memory, offset, like = value
+        if memory.name == "constant" and like.size:
+            return memory.array[offset // like.itemsize :][: like.size].reshape(like.shape)
+        if not memory.name:
+            offset += self._offsets[memory]
+        base = self._regions.setdefault(memory.name or WORKSPACE, (len(self._regions) + 1) * APART)
+        return array_at(base + offset, like.shape, like.dtype)
+
+    def _relocate(self, array: np.ndarray, at: int, words: list[int], relocations: dict[str, Any]) -> None:
+        """Note which region the address in a word is in. The address of a constant is that of a copy on the GPU."""
+        place = address(array)
+        if isinstance(array, OnDevice):
+            name = list(self._regions)[place // APART - 1]
+            relocations[name].append((at, place % APART))
+            return
+        if place not in self._copies:
+            self._copies[place] = self._gpu.allocate(array.nbytes)
+            self._gpu.send(array, self._copies[place].address)
+        words[at] = self._copies[place].address
+
+    def warm(self) -> None:
+        walk(self._gpu.driver.launch_address, self.table[:0], self._gpu.main)
+
+    def run(self, bases: Mapping[str, int], first: int = 0, last: int | None = None) -> None:
+        """Launch all kernels, if `first` is 0, with each region at the address in `bases`. Do not wait for them."""
+        if first:
+            return
+        gpu = self._gpu
+        gpu.use()
+        self.bind(bases)
+        if self._drawn:
+            self.draw()
+            self._walk()
+            return
+        key = tuple(bases.get(name) for name in self._relocations)
+        if key not in self._graphs and gpu.captures:
+            self._capture(key)
+        if key in self._graphs:
+            with gpu.errors():
+                gpu.driver.cuGraphLaunch(self._graphs[key], gpu.main)
+        else:
+            self._walk()
+
+    def _walk(self) -> None:
+        code = walk(self._gpu.driver.launch_address, self.table, self._gpu.main)
+        if code:
+            with self._gpu.errors():
+                self._gpu.driver.check(code, "cuLaunchKernel")
+
+    def _capture(self, key: Any) -> None:
+        """Make a graph of the launches. If the driver refuses, no step is captured any more."""
+        gpu, driver = self._gpu, self._gpu.driver
+        try:
+            driver.cuStreamBeginCapture_v2(gpu.main, cuda_driver.THREAD_LOCAL)
+            self._walk()
+            graph = c_void_p()
+            driver.cuStreamEndCapture(gpu.main, byref(graph))
+            made = driver.get("cuGraphInstantiateWithFlags", graph, 0, kind=c_void_p)
+            driver.cuGraphDestroy(graph)
+        except DriverError:
+            gpu.captures = False
+            return
+        self._graphs[key] = made
+        finalize(self, gpu.quietly, "cuGraphExecDestroy", made).atexit = False
+        if len(self._graphs) > GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+
+    def draw(self) -> None:
+        seed, start = random.draw(self._drawn)
+        for call, at in self._drawing:
+            for _, _, arguments in launches_of(*self._call(call, seed, start)):
+                for argument in arguments:
+                    words = words_of(argument)
+                    if not (isinstance(argument, np.ndarray) and argument.ndim):
+                        self._blocks[at] = words[0]
+                    at += len(words)
+
+    def final(self, region: str, start: int, stop: int) -> int:
+        return len(self.table)  # all launches are made together
+
+    def twin(self) -> NoReturn:
+        raise NotImplementedError("a program on a GPU runs in one thread")
