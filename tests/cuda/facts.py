@@ -46,6 +46,8 @@ class Facts:
     stores: float  # wavefronts per store or copy to shared memory
     sectors: float  # per access to global memory
     bytes_ratio: float
+    threads: int  # of the largest kernel
+    bits: int  # of the widest load from global memory
 
     def limit(self, sass: Sass) -> float:
         """Return the predicted share of the GPU's multiply-add rate."""
@@ -72,15 +74,22 @@ class Facts:
         )
         return " | ".join(cells)
 
+    def row_of_memory(self) -> str:
+        """For kernels that wait for memory. Registers are those of both GPUs."""
+        registers = " / ".join(dict.fromkeys(str(sass.compiled.registers) for sass in self.code))
+        return f"{self.threads} | {self.bits} | {self.sectors:.0f} | {self.bytes_ratio:.2f} | {registers}"
+
 
 def facts(step: Callable[..., None], arguments: tuple[Any, ...]) -> Facts:
     """Run a step of a ladder on the emulator, and read its machine code."""
     code: list[Sass] = []
+    threads: list[int] = []
     emulator = Emulator(fuse=False, counting=True)
 
     def launcher(kernel: Kernel, grid: Grid, values: tuple[Any, ...]) -> None:
         if not code:  # a second kernel only adds parts of sums
             code.extend(read(kernel, types_of(values), cc) for cc in LANES)
+        threads.append(grid[0] * grid[1] * grid[2] * kernel.threads)
         emulator(kernel, grid, values)
 
     with launch_with(launcher):
@@ -88,9 +97,10 @@ def facts(step: Callable[..., None], arguments: tuple[Any, ...]) -> Facts:
     assert emulator.counts is not None
     counts = emulator.counts
     loads, stores = counts.shared("read").values(), counts.shared("written").values()
-    reads = [cost for (_, array, does, _), cost in counts.costs.items() if array != "shared" and does == "read"]
+    of_global = {key: cost for key, cost in counts.costs.items() if key[1] != "shared" and key[2] == "read"}
+    reads, bits = list(of_global.values()), 8 * max(nbytes for *_, nbytes in of_global)
     ratio = counts.global_bytes() / sum(a.nbytes for a in arguments if isinstance(a, np.ndarray))
-    return Facts(code, _mean(loads), _mean(stores), _mean(reads), ratio)
+    return Facts(code, _mean(loads), _mean(stores), _mean(reads), ratio, max(threads), bits)
 
 
 def _mean(costs: Iterable[Cost]) -> float:
@@ -124,6 +134,15 @@ def matmul() -> Iterator[Case]:
         yield f"tn, {columns} columns", products.tn, (matrix(depth, rows), across, none, out)
 
 
+def reduce() -> Iterator[Case]:
+    """Yield the steps of the ladder: sums over 8192 rows of 64 columns, in parts of 256 rows."""
+    from minidl.kernels.reduce.cuda_ladder import PART, RUNGS
+
+    x, partial = aligned(32 * PART * 64, np.float32).reshape(-1, 64), aligned(32 * 64, np.float64).reshape(32, 64)
+    for name, step in RUNGS.items():
+        yield name, step, (x, partial)
+
+
 def conv() -> Iterator[Case]:
     """Yield the steps of the ladder, then the functions of cuda.py for channels of real networks, on a small image."""
     from minidl.kernels.conv import cuda as convolutions
@@ -146,14 +165,18 @@ def conv() -> Iterator[Case]:
         yield f"dweight, {name}", convolutions.backward_weight, (x, y, *options, scratch, weight)
 
 
-LADDERS = {"matmul": matmul, "conv": conv}
+LADDERS = {"matmul": matmul, "conv": conv, "reduce": reduce}
+COLUMNS = "FFMA", "loads of shared memory, bits", "registers", "spills", "wavefronts", "bytes", "predicted limit"
+COLUMNS_OF_MEMORY = "threads", "bits per load", "sectors per load", "bytes", "registers"
 
 
 def main() -> None:
-    print("| step | FFMA | loads of shared memory, bits | registers | spills | wavefronts | bytes | predicted limit |")
-    print("|" + " --- |" * 8)
-    for name, step, arguments in LADDERS[sys.argv[1]]():
-        print(f"| {name} | {facts(step, arguments).row()} |", flush=True)
+    name = sys.argv[1]
+    columns = COLUMNS_OF_MEMORY if name == "reduce" else COLUMNS
+    print("| step | " + " | ".join(columns) + " |\n|" + " --- |" * (1 + len(columns)))
+    for step_name, step, arguments in LADDERS[name]():
+        found = facts(step, arguments)
+        print(f"| {step_name} | {found.row() if columns is COLUMNS else found.row_of_memory()} |", flush=True)
 
 
 if __name__ == "__main__":

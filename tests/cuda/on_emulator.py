@@ -11,9 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from emulator import Emulator
+import pytest
+from emulator import Emulator, KernelError
 from kernel_cases import Arguments, Arrays
-from kernel_cases.comparing import SCRATCH, call, cases, in_float64, module, parameters
+from kernel_cases.comparing import SCRATCH, assert_close, call, cases, in_float64, module, parameters
 
 from minidl.engine.cuda import Grid, Kernel, launch_with, types_of
 from minidl.engine.device import aligned
@@ -101,3 +102,21 @@ def mutated(folder: str, file: str, old: str, new: str) -> Iterator[ModuleType]:
         for name in set(sys.modules) - set(before):
             del sys.modules[name]
         sys.modules.update(before)
+
+
+@cache
+def _expected(folder: str, kernel: str) -> list[tuple[Arguments, dict[str, np.ndarray]]]:
+    return [(arguments, reference(folder, kernel, arguments)) for arguments in cuda_cases(folder, kernel, "float32")]
+
+
+def assert_found(folder: str, kernel: str, file: str, old: str, new: str) -> None:
+    """Break a kernel as in `mutated`. The emulator, or a comparison with the reference, must find this."""
+
+    def check() -> None:
+        for offset in (0, 1):
+            for arguments, expected in _expected(folder, kernel):
+                found = run(folder, kernel, arguments, expected, Emulator(fuse=False), offset)
+                assert_close(found, expected, "float32", kernel)
+
+    with mutated(folder, file, old, new), pytest.raises((KernelError, AssertionError)):
+        check()

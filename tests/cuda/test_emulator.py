@@ -104,6 +104,16 @@ def test_shuffles() -> None:
     np.testing.assert_array_equal(out, np.repeat(x.reshape(2, 32).sum(1), 32) + following)
 
 
+def test_a_ballot() -> None:
+    def large(x: ndarray, out: ndarray) -> None:
+        i = int32(cuda.threadIdx.x)
+        out[i] = cuda.popc(cuda.ballot_sync(0xFFFFFFFF, x[i] >= 40) & ((1 << (i % 32)) - 1))  # before this thread
+
+    out, x = np.zeros(N, np.float32), numbers()
+    run(large, x, out)
+    np.testing.assert_array_equal(out, [sum(x[i - i % 32 : i] >= 40) for i in range(N)])
+
+
 def test_functions_are_called() -> None:
     def powers(x: ndarray, out: ndarray) -> None:  # NVIDIA's power of float64 numbers is a function
         i = int32(cuda.threadIdx.x)
@@ -238,6 +248,12 @@ def shuffle_of_some(x: ndarray, out: ndarray) -> None:
         out[i] = cuda.shfl_xor_sync(0xFFFFFFFF, x[i], 1)
 
 
+def vote_of_some(x: ndarray, out: ndarray) -> None:
+    i = int32(cuda.threadIdx.x)
+    if x[i] > 10:
+        out[i] = cuda.ballot_sync(0xFFFFFFFF, x[i] > 20)
+
+
 MISTAKES = {
     no_barrier: "read after another thread's write",
     write_after_read: "written after another thread's read",
@@ -255,6 +271,7 @@ MISTAKES = {
     no_wait_at_the_end: "ends before its copies are waited for",
     copy_of_16_bytes_from_an_odd_address: "not a multiple of 16",
     shuffle_of_some: "a part of a warp",
+    vote_of_some: "a vote by a part of a warp",
 }
 
 

@@ -6,7 +6,7 @@ from kernel_cases import Arrays, Cases
 def cases(a: Arrays) -> Cases:
     shapes = (
         (1, 1, 1, 1, 1), (3, 7, 5, 1, 1), (5, 9, 6, 3, 2), (2, 33, 65, 5, 3), (7, 1, 12, 12, 4), (4, 300, 16, 2, 3),
-        (2, 9, 300, 25, 2), (2, 50, 64, 16, 1),
+        (2, 9, 300, 25, 2), (2, 50, 64, 16, 1), (1, 140, 20, 1, 1),
     )  # fmt: skip
     for images, pixels, channels, groups, blocks in shapes:
         shape, statistics = (images, pixels, channels), (images, groups)

@@ -23,7 +23,15 @@ def cases(a: Arrays) -> Cases:
             source=a.normal(30), source_offset=offset, source_strides=np.array(source_strides), shape=np.array(shape),
             target_offset=1, target_strides=np.array([1, 2 * shape[2], 2]), target=a.empty(2 * n + 3),
         )  # fmt: skip
-    for n, rows, channels in ((1, 1, 1), (7, 33, 5), (33, 7, 17), (3, 0, 2)):
+    for source_strides, shape, target_strides in (
+        ([64, 16, 1], [3, 4, 8], [40, 8, 1]),  # rows of 8 neighbours
+        ([32, 1, 2, 16, 4, 8], [2] * 6, [1, 32, 4, 8, 2, 16]),  # no two axes continue each other
+    ):
+        yield "copy", dict(
+            source=a.normal(256), source_offset=0, source_strides=np.array(source_strides), shape=np.array(shape),
+            target_offset=8, target_strides=np.array(target_strides), target=a.empty(128),
+        )  # fmt: skip
+    for n, rows, channels in ((1, 1, 1), (7, 33, 5), (33, 7, 17), (3, 0, 2), (5, 40, 132)):
         picked = a.integers(n, rows)
         yield "take", dict(x=a.normal(n, channels), rows=picked, out=a.empty(rows, channels))
         yield "take_backward", dict(dy=a.normal(rows, channels), rows=picked, dx=a.empty(n, channels))

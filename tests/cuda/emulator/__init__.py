@@ -5,8 +5,8 @@
 
 It raises KernelError for: accesses outside an array, or at addresses that are not multiples of their size; writes to
 an input (an array that is not writeable); races, in shared memory and between blocks; shared memory read before it
-is written; copies in the background that are not waited for; barriers that not all threads reach; shuffles by parts
-of a warp. It counts sectors of global memory and wavefronts of shared memory (`Emulator.counts`).
+is written; copies in the background that are not waited for; barriers that not all threads reach; shuffles and votes by
+parts of a warp. It counts sectors of global memory and wavefronts of shared memory (`Emulator.counts`).
 
 Limits:
 - It knows the instructions that minidl's kernels need (instructions.py), and raises Unsupported for others. There is

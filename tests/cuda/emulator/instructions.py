@@ -16,7 +16,7 @@ import numpy as np
 from . import arithmetic, tensor
 from .checks import KernelError
 from .ptx import TYPES, Instruction, Program, Unsupported, register_type, registers_in
-from .warps import check_whole, shuffle
+from .warps import ballot, check_whole, shuffle
 
 if TYPE_CHECKING:
     from .machine import State
@@ -291,6 +291,20 @@ def _shuffle(t: _Translation) -> Action:
     return run
 
 
+def _vote(t: _Translation) -> Action:
+    if t.parts[1:3] != ["sync", "ballot"]:
+        raise t.unsupported()
+    wanted, mask = t.operand(t.operands[1], np.bool_), t.operand(t.operands[2], np.uint32)
+
+    def run(state: State) -> None:
+        check_whole(state.threads(), "a vote")
+        if (mask(state) != ALL).any():
+            raise KernelError("a vote in which not all threads of the warp take part")
+        state.write(t.operands[0], ballot(np.broadcast_to(wanted(state), state.threads().shape)))
+
+    return run
+
+
 def _matrices(t: _Translation) -> Action:
     names, address = registers_in(t.operands[0]), t.address(t.operands[1])
     if t.parts[2:] != ["aligned", "m8n8", "x4", "shared", "b16"]:
@@ -347,6 +361,6 @@ TRANSLATORS: dict[str, Callable[[_Translation], Action]] = {
     **dict.fromkeys(arithmetic.UNARY, _unary), **dict.fromkeys(arithmetic.BINARY, _binary),
     "fma": _fma, "mad": _fma, "mul": _mul, "shl": _shift, "shr": _shift, "bfi": _bit_field, "bfe": _bit_field,
     "setp": _compare, "selp": _select, "mov": _move, "cvta": _move, "cvt": _convert,
-    "ld": _load, "st": _store, "cp.async": _copy, "shfl": _shuffle,
+    "ld": _load, "st": _store, "cp.async": _copy, "shfl": _shuffle, "vote": _vote,
     "membar": _nothing, "fence": _nothing, "trap": _trap,
 }  # fmt: skip

@@ -27,3 +27,9 @@ def shuffle(how: str, values: np.ndarray, distance: np.ndarray, clamp: int) -> n
     moved = {"bfly": lane ^ distance, "down": lane + distance, "up": lane - distance, "idx": distance % WARP}
     source = np.where((moved[how] < 0) | (moved[how] >= WARP), lane, moved[how])
     return values[np.arange(values.size) - lane + source]
+
+
+def ballot(wanted: np.ndarray) -> np.ndarray:
+    """Return to each thread a number with a bit for each thread of its warp: whether `wanted` is true there."""
+    bits = (wanted.reshape(-1, WARP).astype(np.uint64) << np.arange(WARP, dtype=np.uint64)).sum(1)
+    return np.repeat(bits.astype(np.uint32), WARP)
