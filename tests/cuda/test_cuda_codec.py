@@ -10,6 +10,7 @@ import pytest
 from emulator import Emulator, KernelError
 from kernel_cases.comparing import call, module
 from on_emulator import cuda_cases, launched, mutated, reference, run
+from sample import each, each_row
 from sass import read
 from test_cuda_kernels import TARGETS
 
@@ -28,7 +29,7 @@ def agrees_with_cpu(kernel: str, dtype: str) -> None:
             assert array.tobytes() == expected[p].tobytes(), p
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", each(2, ["float32", "float64"]))
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_bits_are_those_of_the_cpu(kernel: str, dtype: str) -> None:
     agrees_with_cpu(kernel, dtype)
@@ -48,7 +49,7 @@ def agrees_on_special_numbers(kernel: str, count: int) -> None:
         np.testing.assert_array_equal(array, expected[p], p)
 
 
-@pytest.mark.parametrize("kernel", SPECIAL_KERNELS)
+@pytest.mark.parametrize("kernel", each(4, SPECIAL_KERNELS))
 @pytest.mark.parametrize("count", [11, 13, 14])  # ordinary numbers; with infinity; with NaN
 def test_special_numbers(kernel: str, count: int) -> None:
     agrees_on_special_numbers(kernel, count)
@@ -66,7 +67,7 @@ def test_each_byte_is_transferred_once(kernel: str) -> None:
     assert ideal <= transferred <= 1.05 * ideal
 
 
-@pytest.mark.parametrize("cc", TARGETS)
+@pytest.mark.parametrize("cc", each(2, TARGETS))
 @pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.split("_")[0] in BYTES])
 def test_loads_and_stores_have_16_bytes(kernel: str, cc: tuple[int, int]) -> None:
     for found, signature in launched("codec", kernel, "float32"):
@@ -75,7 +76,7 @@ def test_loads_and_stores_have_16_bytes(kernel: str, cc: tuple[int, int]) -> Non
         assert sass.blocks_per_sm() >= (3 if kernel == "sign_encode" else 4)  # it adds in float64
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", each(2, ["float32", "float64"]))
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_product_can_be_merged_with_a_sum(kernel: str, dtype: str) -> None:
     """NVIDIA's assembler may merge `mul` and `add` to one multiply-add, which rounds once, but not `mul.rn`."""
@@ -110,7 +111,7 @@ MUTANTS = [  # (kernel, piece, replacement)
 ]
 
 
-@pytest.mark.parametrize(("kernel", "old", "new"), MUTANTS)
+@pytest.mark.parametrize(("kernel", "old", "new"), each_row(5, MUTANTS))
 def test_a_broken_code_is_found(kernel: str, old: str, new: str) -> None:
     found: tuple[Any, ...] = (KernelError, AssertionError)
     with mutated("codec", "codec/cuda.py", old, new), pytest.raises(found):

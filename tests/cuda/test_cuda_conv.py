@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from emulator import Emulator, KernelError
 from on_emulator import mutated, placed
+from sample import each, each_row
 from sass import Sass, read
 from test_cuda_kernels import TARGETS
 
@@ -115,7 +116,7 @@ LAYERS = {  # the smallest that cross an edge of a tile
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", each(3, LAYERS))
 def test_edges_of_tiles(layer: str, name: str) -> None:
     convolve(name, LAYERS[layer])
 
@@ -160,7 +161,7 @@ def check_limits(sass: Sass, least: float) -> None:
     assert set(sass.widths("LDS")) == {128}
 
 
-@pytest.mark.parametrize("cc", TARGETS)
+@pytest.mark.parametrize("cc", each(2, TARGETS))
 @pytest.mark.parametrize("name", NAMES)
 def test_the_main_loop_multiplies(name: str, cc: tuple[int, int]) -> None:
     check_limits(code(name, 128, 128, cc), 0.85)
@@ -173,7 +174,7 @@ NARROW = {  # function, channels, outputs: least share of multiply-adds. Tiles a
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "channels", "outputs"), NARROW)
+@pytest.mark.parametrize(("name", "channels", "outputs"), each_row(4, NARROW))
 def test_narrow_tiles(name: str, channels: int, outputs: int) -> None:
     check_limits(code(name, channels, outputs, TARGETS[0]), NARROW[name, channels, outputs])
 
@@ -201,7 +202,7 @@ def test_shared_memory_has_no_conflicts(name: str, layer: Layer) -> None:
 # -- the ladder, and broken kernels -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", each(4, RUNGS))
 def test_steps_of_the_ladder(rung: str) -> None:
     layer = Layer((2, 9, 8, 5), (3, 3), 18)
     x, weight, _ = operands(layer).values()
@@ -248,7 +249,7 @@ MUTANTS = {  # what is broken: (file, piece, replacement, function, layer)
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", MUTANTS)
+@pytest.mark.parametrize("broken", each(5, MUTANTS))
 def test_a_broken_convolution_is_found(broken: str) -> None:
     file, old, new, name, layer = MUTANTS[broken]
     with mutated("conv", f"conv/cuda_{file}.py", old, new) as changed, pytest.raises((KernelError, AssertionError)):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from emulator import Emulator, KernelError
 from on_emulator import mutated, placed
+from sample import each, each_row
 from sass import Operation, Sass, read
 from test_cuda_kernels import TARGETS
 
@@ -62,12 +63,12 @@ WIDE = (132, 136, 25), (64, 128, 16)  # multiples of 4: accesses of 16 bytes
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("shape", [*ODD, *WIDE])
+@pytest.mark.parametrize("shape", each(3, [*ODD, *WIDE]))
 def test_edges_of_tiles(form: str, shape: tuple[int, int, int]) -> None:
     multiply(form, *shape)
 
 
-@pytest.mark.parametrize("columns", [7, 8, 9, 16, 31, 32])
+@pytest.mark.parametrize("columns", each(3, [7, 8, 9, 16, 31, 32]))
 @pytest.mark.parametrize("form", FORMS)
 def test_edges_of_narrow_tiles(form: str, columns: int) -> None:
     multiply(form, 513 if columns <= 16 else 257, columns, 19)
@@ -120,7 +121,7 @@ def code(form: str, columns: int, cc: tuple[int, int], dtype: str = "float32", r
     return found[0]
 
 
-@pytest.mark.parametrize("cc", TARGETS)
+@pytest.mark.parametrize("cc", each(2, TARGETS))
 @pytest.mark.parametrize(("columns", "least"), [(512, 0.90), (513, 0.85)])  # aligned and not
 @pytest.mark.parametrize("form", FORMS)
 def test_the_main_loop_multiplies(form: str, columns: int, least: float, cc: tuple[int, int]) -> None:
@@ -138,7 +139,7 @@ NARROW = {  # (form, columns): least share of multiply-adds
 }
 
 
-@pytest.mark.parametrize(("form", "columns"), NARROW)
+@pytest.mark.parametrize(("form", "columns"), each_row(3, NARROW))
 def test_narrow_tiles(form: str, columns: int) -> None:
     sass = code(form, columns, TARGETS[0])
     assert (sass.compiled.stack, sass.compiled.spills) == (0, 0)
@@ -149,7 +150,7 @@ def test_narrow_tiles(form: str, columns: int) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("columns", [8, 16, 32, 64, 128, 129])
+@pytest.mark.parametrize("columns", each(4, [8, 16, 32, 64, 128, 129]))
 def test_shared_memory_has_no_conflicts(form: str, columns: int) -> None:
     counts = multiply(form, 512, columns, 24, counting=True).counts
     assert counts is not None
@@ -170,7 +171,7 @@ def test_register_conflicts_are_counted() -> None:
 # -- the ladder, and broken kernels -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", each(3, RUNGS))
 @pytest.mark.parametrize("shape", [(130, 133, 21), (33, 17, 40)])
 def test_steps_of_the_ladder(rung: str, shape: tuple[int, int, int]) -> None:
     a, b, out = operands("nn", *shape)
@@ -216,7 +217,7 @@ MUTANTS = {  # what is broken: (file, piece, replacement)
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", MUTANTS)
+@pytest.mark.parametrize("broken", each(5, MUTANTS))
 def test_a_broken_product_is_found(broken: str) -> None:
     file, old, new = MUTANTS[broken]
     with mutated("matmul", f"matmul/{file}", old, new) as changed, pytest.raises((KernelError, AssertionError)):

@@ -11,6 +11,7 @@ import pytest
 from emulator import Emulator
 from kernel_cases.comparing import assert_close, module, parameters
 from on_emulator import assert_found, placed, reference, run
+from sample import each, each_row
 from sass import read
 from test_cuda_kernels import TARGETS
 
@@ -57,7 +58,7 @@ def arguments_of(folder: str, kernel: str, rows: int, columns: int) -> dict[str,
     return found
 
 
-@pytest.mark.parametrize(("folder", "kernel"), TRANSFERS)
+@pytest.mark.parametrize(("folder", "kernel"), each_row(2, TRANSFERS))
 def test_the_matrix_is_transferred_16_bytes_at_a_time(folder: str, kernel: str) -> None:
     (rows, columns), reads, writes = TRANSFERS[folder, kernel]
     size, transferred = rows * columns, Counter[str]()
@@ -85,7 +86,7 @@ def test_the_matrix_is_transferred_16_bytes_at_a_time(folder: str, kernel: str) 
     assert LARGEST_WASTE * transferred["by 16 bytes"] >= transferred["read"] + transferred["written"]
 
 
-@pytest.mark.parametrize("columns", [2052, 2051])
+@pytest.mark.parametrize("columns", each(2, [2051, 2052]))
 @pytest.mark.parametrize(("folder", "kernel"), [("norm", "layer_norm"), ("norm", "layer_norm_backward")])
 def test_a_row_may_be_longer_than_the_cache(folder: str, kernel: str, columns: int) -> None:
     arguments = arguments_of(folder, kernel, 2, columns)
@@ -156,6 +157,6 @@ MUTANTS = [  # (folder, kernel, file, piece, replacement)
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("folder", "kernel", "file", "old", "new"), MUTANTS)
+@pytest.mark.parametrize(("folder", "kernel", "file", "old", "new"), each_row(5, MUTANTS))
 def test_a_broken_kernel_is_found(folder: str, kernel: str, file: str, old: str, new: str) -> None:
     assert_found(folder, kernel, file, old, new)

@@ -9,6 +9,7 @@ import pytest
 from emulator import Emulator, KernelError
 from kernel_cases.comparing import assert_close
 from on_emulator import MANY, cuda_cases, launched, mutated, reference, run
+from sample import each, each_row
 from sass import read
 from test_cuda_kernels import TARGETS
 
@@ -34,7 +35,7 @@ def largest_case(folder: str, kernel: str) -> dict[str, Any]:
     return max(arguments, key=lambda a: max(v.size for v in a.values() if isinstance(v, np.ndarray)))
 
 
-@pytest.mark.parametrize(("folder", "kernel"), MEMORY_BOUND)
+@pytest.mark.parametrize(("folder", "kernel"), each_row(2, MEMORY_BOUND))
 def test_each_byte_is_transferred_once(folder: str, kernel: str) -> None:
     arguments = largest_case(folder, kernel)
     size = max(v.size for v in arguments.values() if isinstance(v, np.ndarray))
@@ -47,8 +48,8 @@ def test_each_byte_is_transferred_once(folder: str, kernel: str) -> None:
     assert ideal <= transferred <= LARGEST_WASTE * ideal
 
 
-@pytest.mark.parametrize("cc", TARGETS)
-@pytest.mark.parametrize(("folder", "kernel"), MEMORY_BOUND)
+@pytest.mark.parametrize("cc", each(2, TARGETS))
+@pytest.mark.parametrize(("folder", "kernel"), each_row(2, MEMORY_BOUND))
 def test_loads_and_stores_have_16_bytes(folder: str, kernel: str, cc: tuple[int, int]) -> None:
     loads, stores = MEMORY_BOUND[folder, kernel]
     for found, signature in launched(folder, kernel, "float32"):
@@ -70,7 +71,7 @@ def test_drift_reads_each_byte_once() -> None:
     assert 8 * MANY <= transferred <= LARGEST_WASTE * 8 * MANY
 
 
-@pytest.mark.parametrize("cc", TARGETS)
+@pytest.mark.parametrize("cc", each(2, TARGETS))
 def test_drift_loads_16_bytes(cc: tuple[int, int]) -> None:
     (sass,) = (read(k, types, cc) for k, types in launched("drift", "drift", "float32") if k.name == "drift")
     assert sass.count("LDG", "128") == 2
@@ -122,7 +123,7 @@ MUTANTS = [  # (folder, kernel, file, piece, replacement)
 ]
 
 
-@pytest.mark.parametrize(("folder", "kernel", "file", "old", "new"), MUTANTS)
+@pytest.mark.parametrize(("folder", "kernel", "file", "old", "new"), each_row(5, MUTANTS))
 def test_a_broken_kernel_is_found(folder: str, kernel: str, file: str, old: str, new: str) -> None:
     def check() -> None:
         for offset in (0, 1):

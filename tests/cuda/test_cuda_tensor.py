@@ -12,6 +12,7 @@ from kernel_cases.comparing import module
 from numba import float32, int32, uint32
 from numpy import ndarray
 from on_emulator import mutated, placed
+from sample import each
 from sass import Sass, read
 from test_cuda_kernels import TARGETS
 from test_cuda_matmul import FORMS, call, expected, operands
@@ -51,7 +52,7 @@ def multiply(
 SHAPES = (127, 129, 33), (129, 132, 36), (1, 1, 1), (132, 128, 16)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", each(2, SHAPES))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_edges_of_tiles(precision: str, form: str, shape: tuple[int, int, int]) -> None:
@@ -96,8 +97,8 @@ def code(precision: str, form: str, columns: int, cc: tuple[int, int]) -> Sass:
     return found[0]
 
 
-@pytest.mark.parametrize("cc", TARGETS)
-@pytest.mark.parametrize("columns", [512, 513])  # aligned and not
+@pytest.mark.parametrize("cc", each(2, TARGETS))
+@pytest.mark.parametrize("columns", each(2, [512, 513]))  # aligned and not
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_tensor_cores_multiply(precision: str, form: str, columns: int, cc: tuple[int, int]) -> None:
@@ -113,7 +114,7 @@ def test_tensor_cores_multiply(precision: str, form: str, columns: int, cc: tupl
     assert "FFMA" not in loop
 
 
-@pytest.mark.parametrize("columns", [128, 129])
+@pytest.mark.parametrize("columns", each(2, [128, 129]))
 @pytest.mark.parametrize("form", FORMS)
 def test_shared_memory_has_no_conflicts(form: str, columns: int) -> None:
     counts = multiply("tf32", form, 128, columns, 32, counting=True).counts
@@ -146,7 +147,7 @@ MUTANTS = {  # what is broken: (piece, replacement)
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", MUTANTS)
+@pytest.mark.parametrize("broken", each(5, MUTANTS))
 def test_a_broken_product_is_found(broken: str) -> None:
     with mutated("matmul", KERNEL, *MUTANTS[broken]), pytest.raises((KernelError, AssertionError)):
         changed = module("matmul", "cuda_tf32")

@@ -19,8 +19,11 @@ from fake_driver.by_definition import by_definition
 from fake_driver.driver import FakeDriver, Settings
 
 from minidl import nn, ops, optim
+from minidl.engine.cuda_array import array_at
+from minidl.engine.cuda_device import open_gpu
 from minidl.errors import ConfigError, MinidlError
 from minidl.program.cuda_table import ProgramOnGpu
+from minidl.program.cuda_workspace import Batches
 from minidl.program.replay import Gradient, Prediction
 
 STEPS = 4
@@ -270,3 +273,21 @@ def test_a_lost_device_is_reported() -> None:
 def test_a_driver_that_cannot_load_a_cubin() -> None:
     with on_emulator(Settings(loads=False)), pytest.raises(ConfigError, match="update the NVIDIA driver"):
         compiled("cuda:0")
+
+
+def test_a_place_for_batches_is_not_overwritten_while_it_is_used() -> None:
+    """Three batches, of which the third takes the place of the first; nothing waits for the kernels before."""
+    with installed(Settings()):
+        gpu = open_gpu("cuda:0")
+        memory, found = Batches(gpu), []
+        for x in np.eye(3, dtype=np.float32):
+            out = gpu.allocate(x.nbytes)
+            there = memory.send({"x": x})["x"]
+            with gpu.running():
+                gpu.kernels("elementwise").copy(array_at(there, (3,), x.dtype), array_at(out.address, (3,), x.dtype))
+            found.append(out)
+        gpu.driver.cuStreamSynchronize(gpu.copies)  # all copies, before the kernels that need not precede them
+        for x, out in zip(np.eye(3, dtype=np.float32), found, strict=True):
+            result = np.empty_like(x)
+            gpu.fetch(out.address, result)
+            np.testing.assert_array_equal(result, x)
