@@ -92,7 +92,7 @@ def test_a_rotation_triggers_drift_and_not_the_norm_rule() -> None:
 def test_growth_triggers_both_rules_above_the_threshold(rule: str) -> None:
     for factor, expected in ((1.09, []), (1.11, [0])):
         one = trigger(adaptive=rule, threshold=0.1)
-        one.replica.theta *= np.float32(factor)
+        one.replica.theta[:] *= np.float32(factor)
         assert step(one) == expected
 
 
@@ -127,7 +127,7 @@ def test_the_shortest_silence() -> None:
     one = trigger(shortest_silence=3, threshold=0.01)
     found = []
     for _ in range(9):
-        one.replica.theta *= np.float32(1.1)
+        one.replica.theta[:] *= np.float32(1.1)
         found.append(bool(step(one)))
     assert found == [False, False, True] * 3
 
@@ -145,7 +145,7 @@ def test_each_layer_has_its_own_reference() -> None:
 
 def test_a_block_that_could_not_be_sent_is_due_again() -> None:
     one = trigger(threshold=0.1)
-    one.replica.theta *= np.float32(2)
+    one.replica.theta[:] *= np.float32(2)
     for one.replica.steps in (1, 2, 3):
         assert one.due() == [0]
     one.exchanged()
@@ -303,7 +303,7 @@ def test_a_saved_trigger_goes_on_with_the_same_decisions() -> None:
     def moved(one: Trigger, steps: range) -> list[list[int]]:
         found = []
         for number in steps:
-            one.replica.theta += np.float32(0.01) * np.random.default_rng(number).standard_normal(
+            one.replica.theta[:] += np.float32(0.01) * np.random.default_rng(number).standard_normal(
                 one.replica.theta.size, np.float32
             )
             found.append(step(one))
