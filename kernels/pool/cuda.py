@@ -131,7 +131,10 @@ def _backward(largest: bool) -> Kernel:
                         total[j] += d[j] if int32(where[j]) == tap else number(0)
                 else:
                     for j in range(QUAD):
-                        total[j] += d[j] * factor
+                        total[j] += d[j]
+        if not largest:
+            for j in range(QUAD):
+                total[j] *= factor  # here, so that no product can be merged with a sum, or not
         store_part(dx, _at(n, h, w, c, height, width, channels), count, wide, total)
 
     return kernel(threads=THREADS)(gather)

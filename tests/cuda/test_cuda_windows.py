@@ -92,7 +92,7 @@ MUTANTS = [  # (folder, kernel, file, piece, replacement)
     ("pool", "max_pool_backward", "pool/cuda.py", "// stride + 1, outputs)", "// stride, outputs)"),
     ("pool", "max_pool_backward", "pool/cuda.py", "if oh < out_height and ow < out_width:", "if oh < out_height:"),
     ("pool", "average_pool", "pool/cuda.py", "best[j] *= factor", "best[j] *= 1"),
-    ("pool", "average_pool_backward", "pool/cuda.py", "total[j] += d[j] * factor", "total[j] = d[j] * factor"),
+    ("pool", "average_pool_backward", "pool/cuda.py", "total[j] += d[j]\n        if", "total[j] = d[j]\n        if"),
     ("pool", "average_pool_backward", "pool/cuda.py", " and padding == (0, 0)", ""),
     ("movement", "copy", "movement/cuda.py", "    cuda.syncthreads()\n", ""),
     ("movement", "copy", "movement/cuda.py", "tile[x * STEP + k])", "tile[k * STEP + x])"),
