@@ -152,11 +152,13 @@ def test_narrow_tiles(form: str, columns: int) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("columns", each(4, [8, 16, 32, 64, 128, 129]))
 def test_shared_memory_has_no_conflicts(form: str, columns: int) -> None:
+    """tn with 8 columns: the threads of a warp read 32 different parts of rows, which takes 4 wavefronts at least."""
     counts = multiply(form, 512, columns, 24, counting=True).counts
     assert counts is not None
+    most = 4 if (form, columns) == ("tn", 8) else 2
     for (line, nbytes), cost in counts.shared("read").items():
         assert nbytes == 16, f"PTX line {line}"
-        assert cost.worst <= 2, f"PTX line {line}"
+        assert cost.worst <= most, f"PTX line {line}"
     for (line, _), cost in counts.shared("written").items():
         assert cost.units <= cost.least, f"PTX line {line}"
 
