@@ -321,10 +321,10 @@ def cluster(run: RunData) -> Iterator[Html]:
         yield page.note(f"The cluster is not described: {error}.")
     links: dict[str, Any] = run.result.get("links", {})
     if links:
-        rows = [(name, f"{int(link.get('messages', 0)):,}", size(int(link.get("bytes", 0))),
-                 *(f"{link.get(key, 0):,.4g} s" for key in ("transfer", "queue")))
+        sums = [(name, f"{int(link.get('messages', 0)):,}", size(int(link.get("bytes", 0))),
+                 f"{link.get('transfer', 0):,.4g} s", f"{link.get('queue', 0):,.4g} s")
                 for name, link in links.items()]  # fmt: skip
-        yield page.table(("link", "messages", "bytes", "transfer", "waiting for the link"), rows,
+        yield page.table(("link", "messages", "bytes", "transfer", "waiting for the link"), sums,
                          "Links: sums over all messages, in virtual seconds")  # fmt: skip
     yield page.heading(3, "Its description")
     yield page.code(run.cluster.strip())

@@ -277,10 +277,8 @@ def repeating(run: RunData) -> Iterator[Html]:
     facts += [(name, f"{began[name]:,}") for name in ("replicas", "servers", "nodes") if name in began]
     facts.append(("seed", run.options.get("seed", "unknown")))
     yield page.table(("", "value"), facts, "Versions and machine, when the training last began or continued")
-    first = next((line for line in run.history if line["event"] == "begin"), None)
-    named = {"begin": "continued"}
-    happened = [((line["event"] if line is first else named.get(line["event"], line["event"]))
-                 + (f": {line['why']}" if "why" in line else ""),
+    continued = run.continued
+    happened = [(("continued" if line in continued else line["event"]) + (f": {line['why']}" if "why" in line else ""),
                  time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(line["when"], 1e11))),
                  f"{line.get('step', 0):,}", f"{line.get('seconds', 0.0):,.3f}")
                 for line in run.history if line["event"] in ("begin", "finished", "stopped", "failed")]  # fmt: skip
