@@ -28,7 +28,7 @@ from bench import measure  # isort: skip  (first: it selects the instruction set
 from bench.compare import git
 
 HISTORY = Path(__file__).parent / "history"
-RATIOS = re.compile(r"% of |x$|x (PyTorch|JAX)")  # units of a ratio: "% of peak", "x", "x PyTorch"
+RATIOS = re.compile(r"% of |x$|x (PyTorch|JAX|best peer)")  # units of a ratio: "% of peak", "x", "x PyTorch"
 FROM_TRAINING = {"pytorch_ratio": ("-pytorch", 1, "x PyTorch"), "jax_ratio": ("-jax", 1, "x JAX"),
                  "share_of_peak": ("-peak", 100, "% of peak")}  # fmt: skip
 
