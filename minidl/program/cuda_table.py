@@ -1,8 +1,9 @@
 """A recorded step on a GPU: a table of launches (function, blocks, threads, parameters), walked by compiled code.
 
 Where the driver allows it, the walk is captured as a graph, which one call of the driver launches. A graph contains the
-addresses of the regions, so each set of addresses has its own. A step that draws random numbers passes them by value:
-it is walked each time.
+addresses of the regions, so each set of addresses has its own. The first run is not captured: the driver may load a
+kernel at its first launch, which a capture forbids. A step that draws random numbers passes them by value: it is walked
+each time.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class ProgramOnGpu(Program):
         self._gpu: Gpu = recorder.gpu
         self._offsets, self._regions = offsets, {WORKSPACE: APART}
         self._copies: dict[int, DeviceMemory] = {}  # address of a constant on the host -> its copy
-        self._graphs: dict[Any, int] = {}  # addresses of the regions -> graph
+        self._graphs: dict[Any, tuple[int, finalize[..., Any]]] = {}  # addresses of the regions -> graph, what frees it
+        self._has_run = False
         made = [self._call(call, 1, 1) for call in calls]
         compile_all(self._gpu, [*made, *also], progress)
         words: list[int] = []
@@ -110,37 +112,43 @@ class ProgramOnGpu(Program):
             self._walk()
             return
         key = tuple(bases.get(name) for name in self._relocations)
-        if key not in self._graphs and gpu.captures:
+        if key not in self._graphs and gpu.captures and self._has_run:
             self._capture(key)
         if key in self._graphs:
             with gpu.errors():
-                gpu.driver.cuGraphLaunch(self._graphs[key], gpu.main)
+                gpu.driver.cuGraphLaunch(self._graphs[key][0], gpu.main)
         else:
             self._walk()
+        self._has_run = True
 
     def _walk(self) -> None:
-        code = walk(self._gpu.driver.launch_address, self.table, self._gpu.main)
-        if code:
-            with self._gpu.errors():
-                self._gpu.driver.check(code, "cuLaunchKernel")
+        with self._gpu.errors():
+            self._launch()
+
+    def _launch(self) -> None:
+        driver = self._gpu.driver
+        driver.check(walk(driver.launch_address, self.table, self._gpu.main), "cuLaunchKernel")
 
     def _capture(self, key: Any) -> None:
         """Make a graph of the launches. If the driver refuses, no step is captured any more."""
-        gpu, driver = self._gpu, self._gpu.driver
+        gpu, driver, graph = self._gpu, self._gpu.driver, c_void_p()
         try:
             driver.cuStreamBeginCapture_v2(gpu.main, cuda_driver.THREAD_LOCAL)
-            self._walk()
-            graph = c_void_p()
-            driver.cuStreamEndCapture(gpu.main, byref(graph))
+            try:
+                self._launch()
+            finally:
+                driver.cuStreamEndCapture(gpu.main, byref(graph))  # also ends one that has failed
             made = driver.get("cuGraphInstantiateWithFlags", graph, 0, kind=c_void_p)
             driver.cuGraphDestroy(graph)
         except DriverError:
             gpu.captures = False
             return
-        self._graphs[key] = made
-        finalize(self, gpu.quietly, "cuGraphExecDestroy", made).atexit = False
+        free = finalize(self, gpu.quietly, "cuGraphExecDestroy", made)
+        free.atexit = False
+        self._graphs[key] = made, free
         if len(self._graphs) > GRAPHS:
-            del self._graphs[next(iter(self._graphs))]
+            _, free = self._graphs.pop(next(iter(self._graphs)))
+            free()
 
     def draw(self) -> None:
         seed, start = random.draw(self._drawn)

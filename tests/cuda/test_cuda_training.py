@@ -92,14 +92,17 @@ def assert_same(gpu: tuple[Any, nn.Module, Any], cpu: tuple[Any, nn.Module, Any]
 
 
 @pytest.mark.parametrize(
-    "settings", [Settings(), Settings(eager=True), Settings(captures=False)], ids=["late", "eager", "no graphs"]
+    "settings",
+    [Settings(), Settings(eager=True), Settings(captures=False), Settings(breaks_captures=True)],
+    ids=["late", "eager", "no graphs", "broken captures"],
 )
 def test_steps_agree_with_the_cpu(settings: Settings) -> None:
     options = {"momentum": 0.9, "weight_decay": 1e-3}
     with installed(settings) as fake:
         assert_same(trained("cuda:0", **options), trained("cpu", **options))
         assert not fake.error
-        assert (fake.counts["cuGraphLaunch"] > 0) == settings.captures
+        assert (fake.counts["cuGraphLaunch"] > 0) == (settings.captures and not settings.breaks_captures)
+        assert fake.counts["cuStreamBeginCapture_v2"] == (2 if fake.counts["cuGraphLaunch"] else 1)
 
 
 @pytest.mark.parametrize(
@@ -235,21 +238,22 @@ def test_compiled_kernels_agree_with_the_cpu() -> None:
 
 
 def test_cubins_come_from_the_cache(tmp_path: Path) -> None:
-    """A second process makes no PTX; a damaged file is compiled again."""
+    """A second process makes no PTX; a damaged file is compiled again. The CPU's kernels have their usual cache."""
     script = "; ".join([
-        "from minidl.engine import cuda", "made = []", "to_ptx = cuda.to_ptx",
+        "import pathlib, sys", "from minidl.engine import cuda, cuda_cache", "made = []", "to_ptx = cuda.to_ptx",
         "cuda.to_ptx = lambda *a: made.append(a) or to_ptx(*a)",
+        "cuda_cache._folder = lambda: pathlib.Path(sys.argv[1])",
         "import test_cuda_training as t", "t.compiled('cuda:0')", "print(len(made))",
     ])  # fmt: skip
-    variables = os.environ | environment(Settings()) | {"XDG_CACHE_HOME": str(tmp_path), "NUMBA_CACHE_DIR": ""}
+    variables = os.environ | environment(Settings())
 
     def made() -> int:
-        found = subprocess.run([sys.executable, "-c", script], env=variables, capture_output=True, text=True)
+        found = subprocess.run([sys.executable, "-c", script, tmp_path], env=variables, capture_output=True, text=True)
         assert found.returncode == 0, found.stderr
         return int(found.stdout)
 
-    assert made() <= 2  # 0 if other processes compile
-    files = [file for file in tmp_path.rglob("kernels/cuda-*/*") if file.is_file()]
+    assert made() == 2
+    files = list(tmp_path.iterdir())
     assert len(files) == 2
     assert made() == 0
     files[0].write_bytes(files[0].read_bytes()[:-1])

@@ -34,11 +34,13 @@ from minidl.engine.device import address, aligned
 from .streams import Event, Stream, Work
 
 FAR = 1 << 56  # between an address in device memory and that of the host memory which stands for it
-INVALID, OUT_OF_MEMORY, NO_CONTEXT, NO_IMAGE, UNSUPPORTED, FAILED, IN_CAPTURE = 1, 2, 201, 209, 801, 719, 900
+INVALID, OUT_OF_MEMORY, NO_CONTEXT, NO_IMAGE, UNSUPPORTED, FAILED = 1, 2, 201, 209, 801, 719
+IN_CAPTURE, INVALIDATED = 900, 901
 NAMES = {INVALID: b"CUDA_ERROR_INVALID_VALUE", OUT_OF_MEMORY: b"CUDA_ERROR_OUT_OF_MEMORY",
          NO_CONTEXT: b"CUDA_ERROR_INVALID_CONTEXT", NO_IMAGE: b"CUDA_ERROR_NO_BINARY_FOR_GPU",
          UNSUPPORTED: b"CUDA_ERROR_NOT_SUPPORTED", FAILED: b"CUDA_ERROR_LAUNCH_FAILED",
-         IN_CAPTURE: b"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"}  # fmt: skip
+         IN_CAPTURE: b"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+         INVALIDATED: b"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"}  # fmt: skip
 NEED_CONTEXT = ("cuMem", "cuStream", "cuModule", "cuLaunch", "cuGraph", "cuEvent")
 WORDS = 7  # of a vector, among the parameters of a kernel
 SIZES = {"b8": 1, "u8": 1, "s8": 1, "u16": 2, "s16": 2, "u32": 4, "s32": 4, "f32": 4, "b32": 4}  # others: 8 bytes
@@ -56,8 +58,9 @@ class Failure(Exception):
 class Settings:
     """What the fake driver pretends to be.
 
-    eager: do work at once. loads: load cubins. lose_after: the device is lost in this launch; 0: never. definition: run
-    kernels by their definition (by_definition.py); used by `environment` only.
+    captures: make graphs. breaks_captures: accept a capture, and refuse launches during it. eager: do work at once.
+    loads: load cubins. lose_after: the device is lost in this launch; 0: never. definition: run kernels by their
+    definition (by_definition.py); used by `environment` only.
     """
 
     gpus: int = 1
@@ -65,6 +68,7 @@ class Settings:
     capability: tuple[int, int] = (8, 0)
     version: int = 13000
     captures: bool = True
+    breaks_captures: bool = False
     eager: bool = False
     loads: bool = True
     lose_after: int = 0
@@ -267,6 +271,8 @@ class FakeDriver:
     def _cuStreamEndCapture(self, handle: int, at: int) -> None:
         stream = self._stream(handle)
         work, stream.captured = stream.captured, None
+        if self.settings.breaks_captures:
+            raise Failure(INVALIDATED)
         self._make(at, work)
 
     def _cuGraphInstantiateWithFlags(self, at: int, graph: int, flags: int) -> None:
@@ -304,6 +310,8 @@ class FakeDriver:
         words = [int.from_bytes(ctypes.string_at(p, n), "little", signed=True) for p, n in sizes]
         if (y, z, shared, extra) != (1, 1, 0, None) or not all(grid):
             raise Failure(INVALID)
+        if self.settings.breaks_captures and self._stream(stream).captured is not None:
+            raise Failure(IN_CAPTURE)
         self._stream(stream).add(self._run(function, grid, threads, words))
 
     def _run(self, function: Function, grid: Any, threads: int, words: list[int]) -> Work:
