@@ -155,6 +155,12 @@ class Gpu:
                 self.driver.cuMemcpyDtoHAsync_v2(address(array), place, array.nbytes, self.main)
             self.driver.cuStreamSynchronize(self.main)
 
+    def copy(self, source: int, to: int, nbytes: int, stream: int | None = None) -> None:
+        """Copy memory of the device to another place on the device."""
+        self.use()
+        with self.errors():
+            self.driver.cuMemcpyDtoDAsync_v2(to, source, nbytes, stream or self.main)
+
     def clear(self, memory: DeviceMemory) -> None:
         """Fill memory with zeros."""
         self.use()

@@ -105,6 +105,15 @@ def test_events_order_streams(fake: FakeDriver) -> None:
     assert result[0] == 7
 
 
+def test_copies_on_the_device(fake: FakeDriver) -> None:
+    gpu = open_gpu("cuda:0")
+    here, there, result = gpu.allocate(12), gpu.allocate(12), np.zeros(3, np.float32)
+    gpu.send(np.arange(3, dtype=np.float32), here.address)
+    gpu.copy(here.address, there.address, 12)
+    gpu.fetch(there.address, result)
+    np.testing.assert_array_equal(result, [0, 1, 2])
+
+
 def test_too_little_memory() -> None:
     message = "2 MiB more are needed, and 1 MiB are free"
     with installed(Settings(memory=1 << 20)), pytest.raises(ConfigError, match=message):

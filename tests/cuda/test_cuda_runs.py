@@ -26,7 +26,7 @@ def build(input_shape, classes):
 """
 OPTIONS = ("--data", "synthetic:96x4x4x1:3", "--batch-size", "16", "--schedule", "constant", "--quiet", "--json",
            "--no-report")  # fmt: skip
-GPU = Settings(definition=True)
+GPU = Settings(definition="reference")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ Each function is a C function pointer (ctypes), so minidl's host code runs as it
 - Kernels run on the emulator, with its checks: bounds, races, barriers. An error there loses the device, and is kept in
   `error`.
 
-Limits: copies in device memory, other launches than cuLaunchKernel, and work that has no stream do not exist. All GPUs
+Limits: other launches than cuLaunchKernel, and work that has no stream do not exist. All GPUs
 are equal. Graphs contain launches only. Nothing happens at the same time.
 """
 
@@ -59,8 +59,8 @@ class Settings:
     """What the fake driver pretends to be.
 
     captures: make graphs. breaks_captures: accept a capture, and refuse launches during it. eager: do work at once.
-    loads: load cubins. lose_after: the device is lost in this launch; 0: never. definition: run kernels by their
-    definition (by_definition.py); used by `environment` only.
+    loads: load cubins. lose_after: the device is lost in this launch; 0: never. definition: "reference" or "cpu", the
+    device whose kernels run instead of compiled ones (by_definition.py); used by `environment` only.
     """
 
     gpus: int = 1
@@ -72,7 +72,7 @@ class Settings:
     eager: bool = False
     loads: bool = True
     lose_after: int = 0
-    definition: bool = False
+    definition: str = ""
 
 
 @dataclass
@@ -227,6 +227,10 @@ class FakeDriver:
         self._stream(stream).add(partial(ctypes.memmove, to, self._host(source, nbytes), nbytes))
         if not self._is_pinned(to):  # the driver returns only when the copy is done
             self._stream(stream).finish()
+
+    def _cuMemcpyDtoDAsync(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        work = partial(ctypes.memmove, self._host(to, nbytes), self._host(source, nbytes), nbytes)
+        self._stream(stream).add(work)
 
     def _cuMemsetD8Async(self, to: int, value: int, nbytes: int, stream: int) -> None:
         self._stream(stream).add(partial(ctypes.memset, self._host(to, nbytes), value, nbytes))
