@@ -281,7 +281,17 @@ def together(report: Report) -> None:
     report.row("together", 100 * share, "% of the sum", ">= 95")
 
 
-PARTS = {"tests": tests, "sanitizer": sanitizer, "kernels": kernels, "steps": steps, "together": together}
+def predicted(report: Report) -> None:
+    nets = ["mlp"] if report.args.quick else list(STEPS)
+    command = [sys.executable, "tests/cuda/predicted.py", *nets]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1:])
+    report.line(done.stdout)
+
+
+PARTS = {"tests": tests, "sanitizer": sanitizer, "kernels": kernels, "steps": steps, "together": together,
+         "predicted": predicted}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -41,7 +41,7 @@ class Bench:
         from minidl.program.cuda_launches import launches_of
 
         gpu, rows, kept = self.gpu, [], []
-        for launch in launches_of(op, name, arguments):
+        for launch in launches_of(gpu.file(op), name, arguments):
             words = np.array([word for argument in launch.arguments for word in words_of(argument)], np.int64)
             pointers = address(words) + words.itemsize * np.arange(len(words), dtype=np.int64)
             kept.append((words, pointers))

@@ -120,7 +120,7 @@ class Gossip(adaptive.Adaptive):
         """Begin an exchange of a block with a peer."""
         config, peer = self.config, self.choose(chance)
         if config.exchange == "pull":
-            self.fabric.publish(self.momentum.parts(*self.blocks[block]), self.header(block))
+            self.fabric.publish(self.momentum.outgoing(*self.blocks[block]), self.header(block))
         elif peer is None or peer in self.owed or not self.push(peer, block):
             return  # nothing was sent: the next exchange uses the same block
         self.begun += 1
@@ -144,7 +144,7 @@ class Gossip(adaptive.Adaptive):
         """Send a block of x_i with a share of its mass. If this fails, keep the mass and return False."""
         share = self.weighing.share(block)
         if not share or not self.fabric.send(
-            peer, *self.momentum.parts(*self.blocks[block]), header=self.header(block, share, reply)
+            peer, *self.momentum.outgoing(*self.blocks[block]), header=self.header(block, share, reply)
         ):
             return False
         self.weighing.sent(block, share)

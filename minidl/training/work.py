@@ -43,6 +43,8 @@ class Work(ABC):
     own_batches: int
     left_out = 0
     seconds = 0.0  # that the gradient of the present step took
+    looks_ahead = False  # whether `following` is wanted
+    following: Batch | None = None  # the batch after the present one, if it is ready
 
     @abstractmethod
     def epoch(self, at: Progress) -> Iterator[Batch]:
@@ -123,10 +125,13 @@ class Divided(Work):
         self.batches = sampler.replicas * len(sampler)
 
     def epoch(self, at: Progress) -> Iterator[Batch]:
-        for batch in self.sampler.epoch(at.epoch, start=at.batch):
-            if at.step == self.planned + at.shift:
-                return
+        batches = self.sampler.epoch(at.epoch, start=at.batch)
+        following = next(batches, None)
+        while following is not None and at.step != self.planned + at.shift:
+            batch, following = following, next(batches, None) if self.looks_ahead else None
+            self.following = following
             yield batch
+            following = following if self.looks_ahead else next(batches, None)
 
     def settle(self, at: Progress, images: int, correct: int, loss_sum: float) -> bool:
         at.step += 1
@@ -218,6 +223,7 @@ class Claimed(Work):
                     self.piece, self.present = piece, ticket
                     self.reached = max(self.reached, piece + 1)
                 self._claim_ahead()
+                self.following = self._ready() if self.looks_ahead else None
                 if held:
                     yield batch
         finally:
@@ -306,6 +312,11 @@ class Claimed(Work):
         near = self.total - self.reached <= claims.DEPTH * self.sampler.replicas
         while len(self.requests) < (1 if near else self.claims.ahead):
             self._request()
+
+    def _ready(self) -> Batch | None:
+        """Return the next piece, if a thread has prepared it. It may still be revoked."""
+        batch = self.requests[0].batch if self.requests else None
+        return batch.result() if batch is not None and batch.done() else None
 
     def _request(self) -> None:
         request = Request()

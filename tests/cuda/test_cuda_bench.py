@@ -47,6 +47,16 @@ def test_steps_and_a_gpu_beside_the_cores(tmp_path: Path) -> None:
     assert {"step-lenet-b4", "together"} <= {row["name"] for row in rows}
 
 
+@pytest.mark.slow
+def test_predicted_steps(tmp_path: Path) -> None:
+    text, _ = report(tmp_path, Settings(), "--only", "predicted")
+    rows = [line for line in text.splitlines() if line.startswith("| mlp, batch 128 |")]
+    assert [row.split("|")[2].strip() for row in rows] == ["A100", "H100"]
+    for row in rows:
+        shares = [float(cell.strip(" %")) for cell in row.split("|")[5:8]]
+        assert sum(shares) == pytest.approx(100, abs=2) and min(shares) > 0
+
+
 def test_a_test_that_fails_is_reported_and_the_other_parts_run(tmp_path: Path) -> None:
     done = bench(tmp_path, Settings(lose_after=1), "--only", "tests", "sanitizer")
     assert done.returncode == 1

@@ -48,8 +48,9 @@ def by_definition(fake: FakeDriver, device: str = "reference") -> Iterator[None]
 
 
 @cache
-def _kernels(op: str) -> Any:
-    """Return a stand-in for kernels/<op>/cuda.py. Functions that are no kernels are the CPU's."""
+def _kernels(file: str) -> Any:
+    """Return a stand-in for a file of kernels, such as matmul.cuda. Functions that are no kernels are the CPU's."""
+    op = file.split(".")[0]
     names = importlib.import_module(f"minidl.kernels.{op}.reference").__all__
     others = vars(importlib.import_module(f"minidl.kernels.{op}.cpu"))
     return SimpleNamespace(**others | {name: _kernel(op, name) for name in names} | {"__all__": names})
@@ -96,6 +97,9 @@ def _made(op: str, name: str, layout: tuple[Any, ...]) -> Kernel:
             else:
                 arguments.append(np.array(words[at : at + 1], np.int64).view(kind)[0].item())
                 at += 1
+        if op == "dropout" and isinstance(arguments[2], np.ndarray):  # (seed, start), in the GPU's memory
+            seed, start = map(int, arguments[2])
+            arguments[2:4] = seed, start + arguments[3]
         getattr(getattr(device, op), name)(*arguments)
 
     definition.__name__ = f"{op}.{name}"
