@@ -119,12 +119,7 @@ def cpu() -> Facts:
 
 
 def caches() -> Facts:
-    found = []
-    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
-        if kind != "Instruction":
-            found.append(f"L{level} {size}")
-    return {"caches": found}
+    return {"caches": [f"L{level} {size >> 10}K" for level, size in resources.caches().items()]}
 
 
 def cores() -> Facts:
