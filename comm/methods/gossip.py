@@ -14,7 +14,7 @@
 Push with --mix mass is GoSGD (Blot, Picard, Cord, Thome 2016). Georgiev and Gurov (LSSC 2019) compare several ways of
 exchange. Quasi-global momentum is from Lin et al. (ICML 2021). A message holds the whole model. With --block layers it
 holds one layer, in cyclic order, and each layer has a separate mass. With --adaptive, a block is exchanged when it has
-changed enough (adaptive.py).
+changed enough (adaptive.py). A replica on a GPU sends its model of the step before, so that no step waits for a copy.
 """
 
 from __future__ import annotations
