@@ -76,7 +76,7 @@ class Gradient(Replayed):
         super().__init__(model, **options)
         self.loss = loss
         self.result = (0.0, 0)
-        self.following: tuple[np.ndarray, np.ndarray] | None = None
+        self.following: Callable[[], tuple[np.ndarray, np.ndarray] | None] | None = None
         self.ahead: tuple[np.ndarray, ...] = ()  # a batch on its way to the GPU: x, y, and both as kernels need them
 
     def forget(self) -> None:
@@ -140,19 +140,19 @@ class Gradient(Replayed):
             self.loss(Tensor(np.zeros_like(self.output(program, "logits"))), y)
         self.result = loss, correct
 
-    def announce(self, following: tuple[np.ndarray, np.ndarray] | None) -> None:
-        """Say which batch (x, y) probably follows the next one. It must not change.
+    def announce(self, following: Callable[[], tuple[np.ndarray, np.ndarray] | None]) -> None:
+        """Say which batch (x, y) probably follows that of the next call. It must not change.
 
         If the model is on a GPU, the next call copies it there, while the GPU computes.
         """
         self.following = following
 
     def _send_ahead(self) -> None:
-        following, self.following = self.following, None
-        if self.batches is not None and following is not None:
+        if self.batches is not None and self.following is not None and (following := self.following()) is not None:
             x, y = self._batch(*following)
             self.batches.send_ahead({"x": x, "y": y})
             self.ahead = *following, x, y
+        self.following = None
 
     def prepare(self, x: np.ndarray, y: np.ndarray) -> None:
         """Record the step for batches of this shape and compile its kernels, without running it."""

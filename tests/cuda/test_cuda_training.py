@@ -222,7 +222,7 @@ def test_a_batch_can_be_sent_ahead() -> None:
             model, reference = mlp().to("cuda:0"), mlp()
             mine, its, rounds = Gradient(model, loss), Gradient(reference, loss), batches(5)
             for number, batch in enumerate(rounds):
-                mine.announce(rounds[number + 1] if number + 1 < len(rounds) else None)
+                mine.announce(lambda: rounds[number + 1] if number + 1 < len(rounds) else None)  # noqa: B023
                 copies = fake.counts["cuMemcpyHtoDAsync_v2"]
                 np.testing.assert_allclose(mine(*batch), its(*batch), atol=1e-5)
                 if 0 < number < len(rounds) - 1:
