@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -348,6 +349,19 @@ def test_without_matplotlib(copied: Path, capsys: pytest.CaptureFixture[str], mo
     own, end = capsys.readouterr().err.splitlines()
     assert own == "minidl: error: a report needs Matplotlib: pip install 'minidl[report]'"
     assert end == "minidl: no report.html: it needs Matplotlib: pip install 'minidl[report]'"
+    assert not (copied / "report.html").exists()
+
+
+def test_a_matplotlib_that_cannot_be_imported(copied: Path, capsys: pytest.CaptureFixture[str],
+                                              monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    package = copied.parent / "broken" / "matplotlib"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('libpng is missing')")
+    monkeypatch.delitem(sys.modules, "matplotlib")
+    monkeypatch.syspath_prepend(package.parent)
+    assert command.main([str(copied)]) == 2
+    error = capsys.readouterr().err
+    assert "a report needs Matplotlib, which cannot be imported (libpng is missing)" in error and error.count("\n") == 1
     assert not (copied / "report.html").exists()
 
 

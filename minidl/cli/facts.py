@@ -198,8 +198,14 @@ def launchers() -> Facts:
     found: Facts = {}
     for name in LAUNCHERS:
         path = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
-        found[name] = f"{path}, {_first_line(output(path, '--version')) or 'does not run'}" if path else None
+        found[name] = f"{path}, {_version_of(output(path, '--version'))}" if path else None
     return found
+
+
+def _version_of(text: str) -> str:
+    """Return the version that a launcher prints. MPICH's launcher is called Hydra."""
+    found = re.search(r"^\s*Version:\s*(\S+)", text, re.MULTILINE) if text.startswith("HYDRA") else None
+    return f"MPICH {found[1]}" if found else _first_line(text) or "does not run"
 
 
 def _first_line(text: str) -> str:
