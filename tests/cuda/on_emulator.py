@@ -92,7 +92,8 @@ def mutated(folder: str, file: str, old: str, new: str) -> Iterator[ModuleType]:
     before = dict(sys.modules)
     changed = ModuleType(f"minidl.kernels.{file.removesuffix('.py').replace('/', '.')}")
     changed.__package__ = changed.__name__.rpartition(".")[0]
-    for name in [name for name in before if name.startswith(f"minidl.kernels.{folder}.cuda")]:
+    users = tuple(f"minidl.kernels.{one}.cuda" for one in {folder, file.partition("/")[0]})
+    for name in [name for name in before if name.startswith(users)]:
         del sys.modules[name]  # imported again below, or by the changed file
     sys.modules[changed.__name__] = changed
     try:
