@@ -184,7 +184,7 @@ def _input_gradient(several: bool) -> Kernel:
                 d[j] = s[j] * (d[j] - number(first[j]) - v[j] * number(second[j]))
             store_part(dx, at, count, wide, d)
 
-    return kernel(threads=THREADS, blocks_per_sm=2)(input_gradient)
+    return kernel(threads=THREADS)(input_gradient)
 
 
 _one_group, _several_groups = _forward(False), _forward(True)

@@ -50,6 +50,7 @@ class Facts:
     loads: float  # wavefronts per load from shared memory
     stores: float  # wavefronts per store or copy to shared memory
     sectors: float  # per load from global memory
+    of_most: float  # the same, for those loads that load most
     bytes_ratio: float
     threads: int  # of the largest kernel
     bits: int  # of the loads from global memory that load most
@@ -85,7 +86,7 @@ class Facts:
         registers = " / ".join(dict.fromkeys(str(sass.compiled.registers) for sass in self.code))
         limits = (1 / max(1, self.bytes_ratio, self.starts / QUARTERS * rate) for rate in RATES.values())
         limit = " / ".join(dict.fromkeys(f"{100 * limit:.0f}%" for limit in limits))
-        first = f"{self.threads} | {self.bits} | {self.sectors:.0f} | {self.bytes_ratio:.2f}"
+        first = f"{self.threads} | {self.bits} | {self.of_most:.0f} | {self.bytes_ratio:.2f}"
         return f"{first} | {WARP * self.starts:.1f} | {registers} | {limit}"
 
 
@@ -123,10 +124,8 @@ def facts(step: Callable[..., None], arguments: tuple[Any, ...], moved: int = 0)
     loads, stores = ([cost for c in counts for cost in c.shared(does).values()] for does in ("read", "written"))
     most = max(reads, key=lambda nbytes: nbytes * reads[nbytes].requests)
     starts = sum(c.instructions for c in counts) / moved
-    of_reads = reads[most].units / reads[most].requests
-    return Facts(
-        code, _mean(loads), _mean(stores), of_reads, SECTOR * units / moved, max(threads), 8 * most, starts
-    )  # fmt: skip
+    every, of_most, ratio = _mean(reads.values()), _mean([reads[most]]), SECTOR * units / moved
+    return Facts(code, _mean(loads), _mean(stores), every, of_most, ratio, max(threads), 8 * most, starts)
 
 
 def _mean(costs: Iterable[Cost]) -> float:

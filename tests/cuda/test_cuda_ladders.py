@@ -35,7 +35,7 @@ def agrees_with_the_lesson(family: str, name: str) -> None:
                 np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("family", "name"), [(f, n) for f in OF_MEMORY for n in ROWS[f]])
+@pytest.mark.parametrize(("family", "name"), each_row(4, [(f, n) for f in OF_MEMORY for n in ROWS[f]]))
 def test_steps_of_kernels_that_wait_for_memory(family: str, name: str) -> None:
     agrees_with_the_lesson(family, name)
 

@@ -219,7 +219,7 @@ MUTANTS = {  # what is broken: (file, piece, replacement)
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", each(5, MUTANTS))
+@pytest.mark.parametrize("broken", each(7, MUTANTS))
 def test_a_broken_product_is_found(broken: str) -> None:
     file, old, new = MUTANTS[broken]
     with mutated("matmul", f"matmul/{file}", old, new) as changed, pytest.raises((KernelError, AssertionError)):

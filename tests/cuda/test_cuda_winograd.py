@@ -164,4 +164,5 @@ MUTANTS = {  # what is broken: (file, piece, replacement, function)
 def test_a_broken_form_is_found(broken: str) -> None:
     file, old, new, name = MUTANTS[broken]
     with mutated("conv", file, old, new) as changed, pytest.raises((KernelError, AssertionError)):
-        compute(name, LAYERS["tiles beyond the border"], True, kernels=changed)
+        for layer in ("tiles beyond the border", "padding 2"):
+            compute(name, LAYERS[layer], True, kernels=changed)
