@@ -63,8 +63,9 @@ def run(workers: str, batch_size: int, steps: int, *options: str, slowed: int = 
     from minidl.run.shares import parse_devices
 
     threads = [one.threads for one in parse_devices(workers)]
+    images = len(threads) * batch_size * (steps + 1)  # a run is less than one epoch: it saves nothing in between
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["--data", "synthetic:8192x32x32x3:10", "--model", "resnet20", "--batch-size", str(batch_size),
+        arguments = ["--data", f"synthetic:{images}x32x32x3:10", "--model", "resnet20", "--batch-size", str(batch_size),
                      "--workers", workers, "--steps", str(steps), "--out", f"{folder}/run", "--quiet",
                      *options]  # fmt: skip
         program = [__file__, "replica", folder, str(slowed)]

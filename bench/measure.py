@@ -215,7 +215,7 @@ def _peak(numbers: np.ndarray, steps: int) -> None:
 
 
 @jit
-def _copy_part(source: np.ndarray, target: np.ndarray) -> None:
+def copy_part(source: np.ndarray, target: np.ndarray) -> None:
     for i in range(target.size):
         target[i] = source[i]
 
@@ -225,7 +225,7 @@ def _copy(source: np.ndarray, target: np.ndarray, parts: int) -> None:
     size = target.size // parts
     for part in prange(parts):
         begin = np.int64(part) * size
-        _copy_part(source[begin : begin + size], target[begin : begin + size])
+        copy_part(source[begin : begin + size], target[begin : begin + size])
 
 
 @parallel_jit

@@ -112,7 +112,7 @@ def train_pytorch(config: Config, seed: int) -> Result:
 
     def outputs(x: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            return np.array(model(torch.from_numpy(x).permute(0, 3, 1, 2)))
+            return model(torch.from_numpy(x).permute(0, 3, 1, 2)).numpy()
 
     model.eval()
     parts = [slice(start, start + 500) for start in range(0, len(dataset.x_test), 500)]

@@ -63,9 +63,9 @@ def allocators() -> dict[str, dict[str, str]]:
 
 
 class Worker:
-    """A process with one library (worker.py). Requests and replies are lines of JSON."""
+    """A process with one library (worker.py). Requests and replies are lines of JSON. root: of the repository."""
 
-    def __init__(self, library: str, threads: int, **environment: str) -> None:
+    def __init__(self, library: str, threads: int, root: Path = ROOT, **environment: str) -> None:
         cores = sorted(os.sched_getaffinity(0))[:threads]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bench.worker", library],
@@ -73,7 +73,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if not os.environ.get("BENCH_DEBUG") else None,
             env={**os.environ, "NUMBA_NUM_THREADS": str(threads), **environment},
-            cwd=ROOT,
+            cwd=root,
             text=True,
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )

@@ -11,6 +11,7 @@ MOST_RANKS = 65_536  # replicas and servers of a topology or a simulation
 LIMIT_AND_USE = ("memory.max", "memory.current")  # files of a cgroup (version 2)
 QUOTA_AND_PERIOD = ("cpu.cfs_quota_us", "cpu.cfs_period_us")  # files of a cgroup (version 1)
 OWN_CGROUPS, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def cores() -> int:
@@ -40,6 +41,17 @@ def processor() -> dict[str, str]:
     """Return what Linux tells about the first processor: {"model name": ..., "cpu family": ...}. Raises OSError."""
     lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def caches() -> dict[int, int]:
+    """Return the bytes of the first core's data caches, {level: bytes}. The dict is empty if Linux does not tell."""
+    found = {}
+    for folder in CACHES.glob("index*"):
+        with suppress(OSError, ValueError, KeyError):
+            level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
+            if kind != "Instruction":
+                found[int(level)] = int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[size[-1]]
+    return dict(sorted(found.items()))
 
 
 def size(count: float) -> str:

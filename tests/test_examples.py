@@ -39,6 +39,11 @@ def test_a_script_trains_a_model(name: str, root: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_method_takes_30_lines(root: Path) -> None:
+    docstring, code = (root / "examples" / "own_method.py").read_text().split('"""\n', 1)
+    assert docstring.startswith('"""') and len([line for line in code.splitlines() if line]) <= 30
+
+
 def test_the_metrics_of_a_run_are_read(root: Path, tmp_path: Path) -> None:
     run(root, tmp_path, "-m", "minidl.train", "--workers", "1", "--epochs", "3", "--quiet", "--out", "run")
     lines = run(root, tmp_path, str(root / "examples" / "read_metrics.py"), "run").splitlines()

@@ -171,3 +171,12 @@ def test_a_shell_completes(words: str, expected: set[str], capsys: pytest.Captur
 def test_an_unknown_shell(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands(["--completion", "fish"]) == 2 and commands(["--completion"]) == 2
     assert "expected one of bash, zsh, tcsh" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("printed", "version"), [
+    ("HYDRA build details:\n    Version:             5.0.2\n", "MPICH 5.0.2"),
+    ("mpiexec (Open MPI) 5.0.11\n\nReport bugs to", "mpiexec (Open MPI) 5.0.11"),
+    ("", "does not run"),
+])  # fmt: skip
+def test_versions_of_launchers(printed: str, version: str) -> None:
+    assert facts._version_of(printed) == version

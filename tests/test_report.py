@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -163,6 +164,37 @@ def test_the_page_of_a_simulation(simulated: Path) -> None:
     assert "virtual seconds" in found.words
 
 
+def test_many_replicas_are_summarised(simulated: Path, tmp_path: Path) -> None:
+    folder, ranks = Path(shutil.copytree(simulated, tmp_path / "many")), 1024
+    summary = json.loads((folder / "summary.json").read_text())
+    one = summary["replicas"][0]
+    each = [one | {"rank": rank, "accuracy": None if rank % 32 else 0.5} for rank in range(ranks)]
+    cells = {"ranks_per_cell": 16, "bytes": [[int(i != j) for i in range(64)] for j in range(64)]}
+    summary |= {"workers": ranks, "ranks": ranks, "replicas": each, "traffic": cells}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    members = [[*range(ranks)], [rank for rank in range(ranks) if rank != 77]]
+    lines = [{"event": "members", "when": 1, "seconds": at, "members": present} for at, present in enumerate(members)]
+    (folder / "history.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (folder / "cluster.toml").write_text("repeat = true\n" + (folder / "cluster.toml").read_text())
+    content = run_page(data.read(folder))
+    found = check(content)
+    for words in ("Test accuracy of 32 of the 1,024 replicas alone", "Topology: groups of 32 ranks",
+                  "40 of 1,024 replicas are drawn", "Mean speed of each replica", "replica 77 left after 1 s",
+                  "The list of nodes repeats: there are 1,024 ranks, and 4 devices"):  # fmt: skip
+        assert words in found.words, words
+    assert content.count(">77<") == 1, "a replica that has died is drawn"
+
+
+def test_the_page_of_a_run_that_was_continued(copied: Path) -> None:
+    lines = (copied / "history.jsonl").read_text().splitlines()
+    again = json.loads(lines[0]) | {"step": 5, "seconds": 0.01}
+    stopped = {"event": "stopped", "when": 2, "why": "SIGINT", "step": 5, "seconds": 0.01}
+    (copied / "history.jsonl").write_text("\n".join([lines[0], *map(json.dumps, (stopped, again)), *lines[1:]]))
+    found = check(run_page(data.read(copied)))
+    assert " (continued once, at step 5), with a test accuracy of" in found.words
+    assert found.words.count("continued") == 6, "two figures, the event, and three captions and sentences"
+
+
 def test_the_end_of_a_run_writes_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                         capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     monkeypatch.setenv("MINIDL_REPORT", "1")
@@ -317,6 +349,19 @@ def test_without_matplotlib(copied: Path, capsys: pytest.CaptureFixture[str], mo
     own, end = capsys.readouterr().err.splitlines()
     assert own == "minidl: error: a report needs Matplotlib: pip install 'minidl[report]'"
     assert end == "minidl: no report.html: it needs Matplotlib: pip install 'minidl[report]'"
+    assert not (copied / "report.html").exists()
+
+
+def test_a_matplotlib_that_cannot_be_imported(copied: Path, capsys: pytest.CaptureFixture[str],
+                                              monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    package = copied.parent / "broken" / "matplotlib"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('libpng is missing')")
+    monkeypatch.delitem(sys.modules, "matplotlib")
+    monkeypatch.syspath_prepend(package.parent)
+    assert command.main([str(copied)]) == 2
+    error = capsys.readouterr().err
+    assert "a report needs Matplotlib, which cannot be imported (libpng is missing)" in error and error.count("\n") == 1
     assert not (copied / "report.html").exists()
 
 

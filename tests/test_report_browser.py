@@ -20,10 +20,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not any(map(shutil.which, pag
 def test_pages_of_runs(tmp_path: Path) -> None:
     assert train.main([*SMALL, "--workers", "1", "--out", str(tmp_path / "one")]) == 0
     assert simulate.main([*SMALL, "--ranks", "5", "--method", "gossip", "--out", str(tmp_path / "five")]) == 0
+    (tmp_path / "net.py").write_text("from minidl import nn\n\n\ndef build(shape, classes):\n"
+                                     "    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n")  # fmt: skip
+    many = ["--data", "synthetic:1024x8x8x1:4", "--model", f"{tmp_path / 'net.py'}:build", "--batch-size", "1",
+            "--epochs", "2", "--quiet", "--no-report", "--method", "gossip", "--cluster", "stragglers"]  # fmt: skip
+    assert simulate.main([*many, "--ranks", "1024", "--out", str(tmp_path / "many")]) == 0
     with pages.browser() as tab:
-        for name in ("one", "five"):
+        for name in ("one", "five", "many"):
             assert pages.look(tab, write_page(tmp_path / name, ""), tmp_path, "") == []
-    assert len(list(tmp_path.glob("*.png"))) == 8
+    assert len(list(tmp_path.glob("*.png"))) == 12
 
 
 def test_a_bad_page_is_found(tmp_path: Path) -> None:

@@ -76,16 +76,17 @@ def test_stopped_at_every_step(dataset: Dataset, tmp_path: Path, optimizer: str)
     whole = trainer(dataset, config)
     entries = [dict(entry, **MEASURED) for entry in whole.run()]
     expected = bits(whole)
-    for stop in range(len(entries) + 1):
-        first = trainer(dataset, config)
-        run = first.run()
-        before = [dict(next(run), **MEASURED) for _ in range(stop)]
+    first = trainer(dataset, config)
+    files.save(tmp_path, 0, make_checkpoint(first))
+    for stop, _ in enumerate(first.run(), 1):
         files.save(tmp_path, stop, make_checkpoint(first))
+    assert bits(first) == expected, "a checkpoint changes nothing"
+    for stop in range(len(entries) + 1):
         second = trainer(dataset, config)
         nn.seed(99)  # another process has another random state
         restore(second, files.load(files.folder_of(tmp_path, stop)))
         after = [dict(entry, **MEASURED) for entry in second.run()]
-        assert before + after == entries, f"stopped after entry {stop}"
+        assert after == entries[stop:], f"stopped after entry {stop}"
         assert bits(second) == expected, f"stopped after entry {stop}"
 
 

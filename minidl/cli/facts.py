@@ -119,12 +119,7 @@ def cpu() -> Facts:
 
 
 def caches() -> Facts:
-    found = []
-    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
-        if kind != "Instruction":
-            found.append(f"L{level} {size}")
-    return {"caches": found}
+    return {"caches": [f"L{level} {size >> 10}K" for level, size in resources.caches().items()]}
 
 
 def cores() -> Facts:
@@ -203,8 +198,14 @@ def launchers() -> Facts:
     found: Facts = {}
     for name in LAUNCHERS:
         path = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
-        found[name] = f"{path}, {_first_line(output(path, '--version')) or 'does not run'}" if path else None
+        found[name] = f"{path}, {_version_of(output(path, '--version'))}" if path else None
     return found
+
+
+def _version_of(text: str) -> str:
+    """Return the version that a launcher prints. MPICH's launcher is called Hydra."""
+    found = re.search(r"^\s*Version:\s*(\S+)", text, re.MULTILINE) if text.startswith("HYDRA") else None
+    return f"MPICH {found[1]}" if found else _first_line(text) or "does not run"
 
 
 def _first_line(text: str) -> str:

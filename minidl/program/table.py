@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,8 +33,17 @@ WORKSPACE = "workspace"
 _addresses: dict[tuple[Any, ...], tuple[int, int]] = {}  # kernel, kinds of arguments -> addresses of kernel and entry
 
 
+class Operand(NamedTuple):
+    """An array of a call. offset: in bytes, from the beginning of its region."""
+
+    region: str
+    offset: int
+    shape: tuple[int, ...]
+    nbytes: int
+
+
 class Program:
-    """A table of calls on regions of memory.
+    """A table of calls on regions of memory. calls: their names; arguments: of each call, {name: number or Operand}.
 
     recorder: the recorded step, with its regions.
     results: name -> an array of the recording whose values are needed after a run.
@@ -60,7 +69,7 @@ class Program:
         offsets, self.workspace_size = plan(calls, outputs)
         self._build(recorder, calls, offsets, progress, also)
         self.calls = [call.name for call in calls]
-        self.shapes = [[place.like.shape for _, place in call.places] for call in calls]
+        self.arguments = [{name: _described(a, offsets) for name, a in call.arguments.items()} for call in calls]
         self.results = {name: (offsets[place.memory] + place.offset, _like(place)) for name, place in places.items()}
         self._last_uses = _last_uses(calls)
         self._drawn = recorder.drawn
@@ -183,6 +192,15 @@ def _kernel(device: str, call: Call) -> Kernel:
     values = (argument.like if type(argument) is Place else _number(argument) for argument in call.arguments.values())
     op, name = call.name.split(".")
     return Kernel(device, op, name, tuple(map(numba_type, values)))
+
+
+def _described(argument: Any, offsets: Mapping[Memory, int]) -> Any:
+    """Return an argument without its memory: a number, a tuple, or the Operand that describes an array."""
+    if type(argument) is not Place:
+        return _number(argument)
+    memory, offset, like = argument
+    start = 0 if memory.name else offsets[memory]
+    return Operand(memory.name or WORKSPACE, start + offset, like.shape, like.nbytes)
 
 
 def _number(argument: Any) -> Any:

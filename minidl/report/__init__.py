@@ -16,8 +16,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minidl.errors import EXPECTED, explained, printable, require_package, tell
+from minidl.errors import EXPECTED, ConfigError, explained, printable, require_package, tell
 from minidl.run.folder import PAGE
+
+
+def require_matplotlib(what: str) -> None:
+    """Raise ConfigError if Matplotlib is not installed, or cannot be imported. what: what needs it."""
+    require_package(what, "Matplotlib", "report")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"{what} needs Matplotlib, which cannot be imported ({error}): install it again: "
+                          "pip install --force-reinstall matplotlib") from None  # fmt: skip
 
 
 def at_end(folder: str | Path | None, given: Mapping[str, Any], model: str = "") -> None:
@@ -29,7 +39,7 @@ def at_end(folder: str | Path | None, given: Mapping[str, Any], model: str = "")
     if folder is None or given.get("no_report") or os.environ.get("MINIDL_REPORT") == "0":
         return
     try:
-        require_package("it", "Matplotlib", "report")
+        require_matplotlib("it")
         from minidl.report.run_page import write_page  # slow: Matplotlib
 
         line = f"report: {write_page(Path(folder), model)}"

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minidl.engine.environment import prepare
-from minidl.errors import ConfigError, printable, require_package
+from minidl.errors import ConfigError, printable
+from minidl.report import require_matplotlib
 from minidl.run.help import Command, run_plain
 from minidl.run.options import option, parse
 
@@ -71,8 +72,8 @@ def _write(folders: list[str], chosen: Options) -> Path:
     for name in ("sort", "csv") if alone else ("model",):
         if getattr(chosen, name):
             raise ConfigError(f"--{name} has an effect only with {runs}: leave it out")
-    require_package("a report", "Matplotlib", "report")
     prepare()
+    require_matplotlib("a report")
     if alone:
         from minidl.report.run_page import write_page  # slow
 

@@ -109,6 +109,11 @@ class RunData:
         return next((line for line in reversed(self.history) if line["event"] == "begin"), {})
 
     @property
+    def continued(self) -> list[Entry]:
+        """The lines of the history that say that the training was continued."""
+        return [line for line in self.history if line["event"] == "begin"][1:]
+
+    @property
     def end(self) -> Entry:
         """The last line of the history after the last beginning: finished, stopped or failed; or {}."""
         for line in reversed(self.history):

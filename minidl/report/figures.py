@@ -113,12 +113,15 @@ def logarithmic(axes: Any, lines: Mapping[str, Points]) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def dots(axes: Any, points: Points, x: str, y: str) -> None:
-    """Draw a percentage for each whole number, such as the accuracy of each replica."""
-    axes.plot(*thinned(points).T, color=SERIES[0], marker="o", markersize=4, linestyle="")
+def dots(axes: Any, points: Points, x: str, y: str, percent: bool = False) -> None:
+    """Draw a value for each whole number, such as the accuracy of each replica."""
+    axes.plot(*thinned(points).T, color=SERIES[0], marker="o", markersize=4, linestyle="", clip_on=False)
     low, high = min(value for _, value in points), max(value for _, value in points)
-    axes.set_ylim(max(-1, low - 1), min(101, high + 1))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}%")
+    if percent:
+        axes.set_ylim(max(0, low - 1), min(100, high + 1))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}%")
+    else:
+        axes.set_ylim(0, 1.1 * high or 1)
     axes.set(xlabel=x, ylabel=y)
     whole_numbers(axes)
 
@@ -136,17 +139,23 @@ def stacked(axes: Any, names: Sequence[str], parts: Mapping[str, Sequence[float]
     for number, (name, values) in enumerate(parts.items()):
         axes.barh(places, values, left=left, color=SERIES[number % len(SERIES)], label=name, height=0.8, linewidth=0)
         left += np.asarray(values)
-    every = -(-len(names) // 16) or 1
-    axes.set_yticks(places[::every], list(names)[::every])
-    axes.invert_yaxis()
     axes.set(xlabel=x)
-    axes.grid(axis="y", visible=False)
+    name_rows(axes, names)
     axes.legend(ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=1, columnspacing=1)
 
 
-def heat(axes: Any, matrix: np.ndarray, x: str, y: str, scale: str) -> None:
-    """Draw a matrix: zero is transparent, the largest value is blue."""
-    shown = axes.imshow(matrix, cmap=SHADES, vmin=0, interpolation="nearest")
+def name_rows(axes: Any, names: Sequence[str]) -> None:
+    """Name some of the bars, from top to bottom."""
+    every = -(-len(names) // 16) or 1
+    axes.set_yticks(range(0, len(names), every), list(names)[::every])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+
+
+def heat(axes: Any, matrix: np.ndarray, each: int, x: str, y: str, scale: str) -> None:
+    """Draw a matrix: zero is transparent, the largest value is blue. each: the ranks that one row stands for."""
+    end = len(matrix) * each - 0.5
+    shown = axes.imshow(matrix, cmap=SHADES, vmin=0, interpolation="nearest", extent=(-0.5, end, end, -0.5))
     axes.grid(visible=False)
     axes.set(xlabel=x, ylabel=y)
     for axis in (axes.xaxis, axes.yaxis):
@@ -162,9 +171,11 @@ def graph(axes: Any, matrix: np.ndarray, names: Sequence[str]) -> None:
     both = np.triu(matrix + matrix.T, 1)
     rows, columns = np.nonzero(both)
     if len(rows):
-        widths = 0.3 + 4.0 * both[rows, columns] / both.max()
+        crowd = min(1.0, 60 / len(rows))  # of many lines, each is thin and pale
+        widths = 0.3 + 4.0 * crowd**0.5 * both[rows, columns] / both.max()
         ends = [at[[i, j]].tolist() for i, j in zip(rows, columns)]
-        axes.add_collection(LineCollection(ends, linewidths=widths.tolist(), colors=SERIES[0], alpha=0.55, zorder=1))
+        axes.add_collection(LineCollection(ends, linewidths=widths.tolist(), colors=SERIES[0],
+                                           alpha=max(0.25, 0.55 * crowd**0.5), zorder=1))  # fmt: skip
     axes.scatter(*at.T, s=20, color=INK, zorder=2)
     for name, place in zip(names, at):
         axes.annotate(name, place * 1.13, ha="center", va="center", fontsize=8)
@@ -177,10 +188,8 @@ def spans(axes: Any, names: Sequence[str], present: Sequence[Sequence[tuple[floa
     for row, intervals in enumerate(present):
         axes.broken_barh([(start, stop - start) for start, stop in intervals], (row - 0.35, 0.7), color=SERIES[0],
                          linewidth=0)  # fmt: skip
-    every = -(-len(names) // 16) or 1
-    axes.set_yticks(range(0, len(names), every), list(names)[::every])
-    axes.invert_yaxis()
     axes.set(xlabel=x)
+    name_rows(axes, names)
 
 
 def marks(axes: Any, moments: Iterable[tuple[float, str]]) -> None:
@@ -191,6 +200,13 @@ def marks(axes: Any, moments: Iterable[tuple[float, str]]) -> None:
                       ha="right", color=SERIES[1])  # fmt: skip
 
 
+def time_axis(simulated: bool, seconds: Iterable[float]) -> tuple[float, str]:
+    """Return (factor, label) of an axis for these seconds of training, which are virtual in a simulation."""
+    factor, name = unit(seconds, "seconds")
+    name = "seconds" if name == "s" else name
+    return factor, f"virtual {name}" if simulated else f"{name} of training"
+
+
 def unit(values: Iterable[float], kind: str) -> tuple[float, str]:
     """Return (factor, unit) with which the largest value has 1 to 3 digits before the point. kind: bytes or seconds."""
     largest = max(values, default=0.0)
@@ -199,5 +215,5 @@ def unit(values: Iterable[float], kind: str) -> tuple[float, str]:
     steps = [(1e-12, "TB"), (1e-9, "GB"), (1e-6, "MB"), (1e-3, "kB"), (1.0, "bytes")]
     if kind == "seconds":
         steps = [(1 / 3600, "h"), (1 / 60, "min"), (1.0, "s"), (1e3, "ms"), (1e6, "µs")]
-    least = {"h": 3, "min": 3}
+    least = {"h": 3, "min": 3, "s": 0.2}
     return next((step for step in steps if largest * step[0] >= least.get(step[1], 1)), steps[-1])

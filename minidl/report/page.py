@@ -25,7 +25,7 @@ h2 { border-top: 1px solid var(--rule); padding-top: 1rem; } h3 { font-size: 1re
 p { max-width: 46rem; margin: .5rem 0; } .lead { font-size: 1.1rem; } .note, figcaption { color: var(--soft); }
 figcaption, .small { font-size: .875rem; } .note { border-left: 3px solid var(--rule); padding-left: .7rem; }
 .warn { color: var(--warn); font-weight: 600; }
-.figures { display: grid; align-items: start; gap: 1rem 1.5rem;
+.figures { display: grid; align-items: start; gap: 1rem 1.5rem; margin: .8rem 0;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }
 figure { margin: 0; break-inside: avoid; } figure svg { display: block; width: 100%; height: auto; max-width: 40rem; }
 figure svg * { stroke-linejoin: round; }

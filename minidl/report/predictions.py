@@ -100,7 +100,9 @@ def ask(run: RunData, model: str = "") -> tuple[Predictions, list[Row]]:
     for start in range(0, chosen, BATCH):
         if answers and time.monotonic() > deadline:
             break
-        answers.append(predict(network, standardise(splits.x_test[start : min(start + BATCH, chosen)]), BATCH))
+        first = max(0, min(start, chosen - BATCH))  # the last batch is a whole one: another size is recorded again
+        found = predict(network, standardise(splits.x_test[first : min(first + BATCH, chosen)]), BATCH)
+        answers.append(found[start - first :])
     found = np.concatenate(answers) if answers else np.zeros((0, splits.classes), np.float32)
     if not np.isfinite(found).all():
         raise ConfigError("the model's answers are not finite")

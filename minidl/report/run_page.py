@@ -11,7 +11,7 @@ from minidl.errors import MinidlError
 from minidl.nn.summary import Row
 from minidl.report import data, page, predictions, replicas
 from minidl.report.data import RunData, seconds_of, short_name
-from minidl.report.figures import Figures, curves, logarithmic, whole_numbers
+from minidl.report.figures import Figures, curves, logarithmic, marks, time_axis, whole_numbers
 from minidl.report.page import Html
 from minidl.report.predictions import MOST_CLASSES, Predictions
 from minidl.resources import size
@@ -91,6 +91,7 @@ def ending(run: RunData) -> str:
                            if name in result)  # fmt: skip
         kind = "virtual s" if run.simulated else "s"
         took = f" in {result['seconds']:,.3g} {kind}" if "seconds" in result else ""
+        took += again(run)
         best = f", with the weights of step {result['best_step']:,}, the best on the validation images" if (
             "best_step" in result) else ""  # fmt: skip
         loss = f" and a test loss of {result['test_loss']:.4f}" if "test_loss" in result else ""
@@ -101,12 +102,21 @@ def ending(run: RunData) -> str:
         return f"It failed{reached}: {end.get('why', 'the reason is unknown')}."
     if run.running:
         return f"It is still going{reached}; this page shows what is known now."
-    again = f"To continue: {resuming(run.folder)}"
+    further = f"To continue: {resuming(run.folder)}"
     if end.get("event") == "stopped":
-        return f"It was stopped{reached} by {end.get('why') or 'a signal'}. {again}"
+        return f"It was stopped{reached} by {end.get('why') or 'a signal'}. {further}"
     if not run.entries and not run.history:
-        return f"It has not begun, or its process died before the first epoch had ended. {again}"
-    return f"It has no result{reached}: its process was killed, or died. {again}"
+        return f"It has not begun, or its process died before the first epoch had ended. {further}"
+    return f"It has no result{reached}: its process was killed, or died. {further}"
+
+
+def again(run: RunData) -> str:
+    """Return how often the run was continued: " (continued once, at step 82)"; "" if it was not."""
+    often = len(run.continued)
+    if not often:
+        return ""
+    words = "once, at" if often == 1 else f"{often} times, last at"
+    return f" (continued {words} step {run.continued[-1].get('step', 0):,})"
 
 
 def progress(run: RunData) -> str:
@@ -116,7 +126,7 @@ def progress(run: RunData) -> str:
         return " before the end of its first epoch"
     step = max(last["step"], run.end.get("step", 0))
     epochs = run.began.get("epochs")
-    return f" after step {step:,} (epoch {last['epoch']}{f' of {epochs}' if epochs else ''})"
+    return f" after step {step:,} (epoch {last['epoch']}{f' of {epochs}' if epochs else ''}){again(run)}"
 
 
 # -- parts -----------------------------------------------------------------------------------------------
@@ -142,7 +152,13 @@ def learning(run: RunData, drawn: Figures) -> Iterator[Html]:
 
 def draw_learning(run: RunData, drawn: Figures, what: str, found: Any, by_time: bool) -> Html:
     lines, best = found
-    x = ("virtual seconds" if run.simulated else "seconds of training") if by_time else "epoch"
+    moments: list[tuple[float, str]] = []
+    x = "epoch"
+    if by_time:
+        factor, x = time_axis(run.simulated, [at for points in lines.values() for at, _ in points])
+        lines = {name: [(factor * at, value) for at, value in points] for name, points in lines.items()}
+        best = (factor * best[0], *best[1:]) if best else ()
+        moments = [(factor * line.get("seconds", 0.0), "continued") for line in run.continued[:replicas.MOST_MARKS]]
 
     def draw(axes: Any) -> None:
         curves(axes, lines, x, what, best, percent=what == "accuracy")
@@ -150,10 +166,11 @@ def draw_learning(run: RunData, drawn: Figures, what: str, found: Any, by_time: 
             logarithmic(axes, lines)
         if not by_time:
             whole_numbers(axes)
+        marks(axes, moments)
 
     latest = "; ".join(f"{name}: {points[-1][1]:.4g}{'%' if what == 'accuracy' else ''} at the end"
                        for name, points in lines.items())  # fmt: skip
-    caption = f"{what.capitalize()} over {'seconds' if by_time else 'epochs'}: {', '.join(lines)}."
+    caption = f"{what.capitalize()} over {'time' if by_time else 'epochs'}: {', '.join(lines)}."
     return drawn.draw(f"Curves of the {what} over {x}. {latest}", caption, draw)
 
 
@@ -184,7 +201,12 @@ def learning_rate(run: RunData, drawn: Figures) -> Iterator[Html]:
     points = [(float(entry["step"]), entry["lr"]) for entry in entries]
     caption = f"Learning rate over steps: {entries[0]['lr']:.3g} at step {entries[0]['step']:,}, " + (
         f"{entries[-1]['lr']:.3g} at step {entries[-1]['step']:,}.")  # fmt: skip
-    yield page.figures(drawn.draw(caption, caption, lambda axes: curves(axes, {"": points}, "step", "learning rate")))
+
+    def draw(axes: Any) -> None:
+        curves(axes, {"": points}, "step", "learning rate")
+        whole_numbers(axes)
+
+    yield page.figures(drawn.draw(caption, caption, draw))
 
 
 def answered(answers: Predictions | None, reason: str) -> Iterator[Html]:
@@ -255,7 +277,8 @@ def repeating(run: RunData) -> Iterator[Html]:
     facts += [(name, f"{began[name]:,}") for name in ("replicas", "servers", "nodes") if name in began]
     facts.append(("seed", run.options.get("seed", "unknown")))
     yield page.table(("", "value"), facts, "Versions and machine, when the training last began or continued")
-    happened = [(line["event"] + (f": {line['why']}" if "why" in line else ""),
+    continued = run.continued
+    happened = [(("continued" if line in continued else line["event"]) + (f": {line['why']}" if "why" in line else ""),
                  time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(line["when"], 1e11))),
                  f"{line.get('step', 0):,}", f"{line.get('seconds', 0.0):,.3f}")
                 for line in run.history if line["event"] in ("begin", "finished", "stopped", "failed")]  # fmt: skip

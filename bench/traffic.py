@@ -1,0 +1,241 @@
+"""The multiply-adds of a recorded call, and the bytes that it moves, computed from shapes and block sizes.
+
+    Stream(read, written, distance)      bytes that a call reads and writes, and how long ago they were used
+
+The distance is the number of other bytes that the core has touched since it used these bytes last. They are found in
+the nearest cache that is larger than this distance (the stack distance of Mattson et al., 1970, "Evaluation techniques
+for storage hierarchies"). So a call is described without the sizes of the caches. Two kinds of distances are added up:
+
+- between calls (`Reuse`): the bytes of all arrays that the step has used since it last used this one;
+- within a call (`work`): the sizes of the blocks that the kernel's loops use again and again.
+
+The model is a lower limit of the traffic. It takes caches that keep exactly the bytes that were used last. It leaves
+out what stores read before they write, copies of `a` in matmul's `tn`, the additions of Winograd's transforms, and all
+arithmetic of kernels without products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from minidl.kernels.conv import choice, planes, sizes, winograd
+from minidl.kernels.conv.reference import output_size
+from minidl.kernels.matmul.blocks import MR, NR, block_depth, block_rows
+from minidl.program.dependence import FIRST_WRITTEN
+from minidl.program.table import Operand
+
+FLOAT = 4  # bytes
+SCRATCH = "scratch", "partial"  # memory of the kernel itself: `work` counts how it is used
+READ_TWICE = {"norm.batch_norm": ("x",), "norm.batch_norm_backward": ("dy", "x"), "norm.affine_backward": ("dy", "x")}
+READ_AND_WRITTEN = {"elementwise.accumulate": ("out",), "norm.batch_norm": ("running_mean", "running_var")}
+READ_BY_ALL = {"matmul.nn": ("a",), "matmul.nt": ("a",), "matmul.tn": ("a",)}  # each thread reads the whole array
+
+
+class Stream(NamedTuple):
+    """read, written: bytes, of all threads together. distance: bytes, as each core sees it."""
+
+    read: float
+    written: float
+    distance: float
+
+
+class Work(NamedTuple):
+    """What a call does. multiply_adds: of float32 numbers, by the algorithm that the kernel uses."""
+
+    multiply_adds: float
+    streams: list[Stream]
+
+    def beyond(self, size: float) -> tuple[float, float]:
+        """Return the bytes (read, written) that a cache of this size per core does not hold."""
+        far = [stream for stream in self.streams if stream.distance > size]
+        return sum(stream.read for stream in far), sum(stream.written for stream in far)
+
+
+class Reuse:
+    """How long ago each array was used: the bytes of the other arrays that were used since then."""
+
+    def __init__(self) -> None:
+        self._used: list[tuple[str, int, int]] = []  # (region, first byte, end), the last used at the end
+
+    def distances(self, arguments: Mapping[str, Any]) -> dict[str, float]:
+        """Return the distance of each array of the next call. An array that no call has used yet is infinitely far."""
+        found: dict[str, float] = {}
+        now = {name: value for name, value in arguments.items() if isinstance(value, Operand)}
+        for name, operand in now.items():
+            found[name] = self._distance(operand)
+        for operand in now.values():
+            self._touch(operand)
+        return found
+
+    def _distance(self, operand: Operand) -> float:
+        total = 0
+        for used in reversed(self._used):
+            total += used[2] - used[1]
+            if _overlap(used, operand):
+                return float(total)
+        return math.inf
+
+    def _touch(self, operand: Operand) -> None:
+        if operand.nbytes:
+            begin, stop = operand.offset, operand.offset + operand.nbytes
+            rest = []
+            for used in self._used:  # what is left of an array whose memory this one shares
+                region, start, end = used
+                parts = [(start, min(end, begin)), (max(start, stop), end)] if _overlap(used, operand) else [used[1:]]
+                rest += [(region, a, b) for a, b in parts if a < b]
+            self._used = [*rest, (operand.region, begin, stop)]
+
+
+def _overlap(used: tuple[str, int, int], operand: Operand) -> bool:
+    region, start, end = used
+    return region == operand.region and start < operand.offset + operand.nbytes and operand.offset < end
+
+
+def step(calls: Sequence[str], arguments: Sequence[Mapping[str, Any]], threads: int) -> list[Work]:
+    """Return the work of each call of a step that is repeated: the first round only fills the caches."""
+    reuse = Reuse()
+    for given in arguments:
+        reuse.distances(given)
+    return [work(name, given, reuse.distances(given), threads) for name, given in zip(calls, arguments, strict=True)]
+
+
+def work(name: str, arguments: Mapping[str, Any], distances: Mapping[str, float], threads: int) -> Work:
+    """Return the work of one call. distances: of its arrays, for all threads together; each core has its share."""
+    arrays = {key: value for key, value in arguments.items() if isinstance(value, Operand) and value.nbytes}
+    first, streams, written = FIRST_WRITTEN.get(name), [], False
+    whole = sum(operand.nbytes for key, operand in arrays.items() if key not in SCRATCH) / threads
+    for key in arguments:
+        written |= key == first
+        if key not in arrays or key in SCRATCH:
+            continue
+        size, distance = float(arrays[key].nbytes), distances[key] / threads
+        reads = not written or key in READ_AND_WRITTEN.get(name, ())
+        copies = threads if key in READ_BY_ALL.get(name, ()) else 1
+        streams.append(Stream(size * copies if reads else 0.0, size if written else 0.0, distance))
+        if key in READ_TWICE.get(name, ()):
+            streams.append(Stream(size, 0.0, whole))
+    op = name.partition(".")[0]
+    shapes = {key: operand.shape for key, operand in arrays.items()}
+    if op == "matmul":
+        rows, columns = shapes["out"]
+        depth = shapes["a"][0 if name == "matmul.tn" else 1]
+        return Work(float(rows * columns * depth), streams + product(rows, columns, depth, threads))
+    if op == "conv":
+        multiply_adds, more = _convolution(name, shapes, arguments, threads)
+        return Work(multiply_adds, streams + more)
+    return Work(0.0, streams)
+
+
+def _up(x: float, step: int) -> int:
+    return math.ceil(x / step)
+
+
+def product(rows: int, columns: int, depth: int, threads: int) -> list[Stream]:
+    """Return what kernels/matmul/cpu.py moves between caches for out (rows, columns), sums of `depth` products."""
+    kc = block_depth.py_func(rows, depth)
+    mc = min(rows, block_rows.py_func(kc, NR))
+    panels, strips, blocks = _up(columns, NR), _up(rows, MR), _up(rows, mc)
+    panel, strip, block = FLOAT * kc * NR, FLOAT * kc * MR, FLOAT * mc * kc
+    b, out = FLOAT * columns * depth, FLOAT * rows * columns
+    again = _up(depth, kc) - 1  # how often the sums are read and written again
+    return [
+        Stream(FLOAT * strips * panels * NR * depth, 0, panel + strip),  # each strip of a reads the panel of b
+        Stream(FLOAT * panels * rows * depth, 0, block + panel),  # each panel of b reads the block of a
+        Stream(b * (blocks - 1), b * blocks, block + FLOAT * kc * columns / threads),  # b is packed for each block
+        Stream(out * again, out * again, block + FLOAT * (kc + mc) * columns / threads),
+    ]
+
+
+def _convolution(
+    name: str, shapes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any], threads: int
+) -> tuple[float, list[Stream]]:
+    """Return the multiply-adds of a convolution, and what it moves within the call."""
+    weight = shapes.get("weight") or shapes["dweight"]
+    groups, stride, dilation = (arguments[key] for key in ("groups", "stride", "dilation"))
+    backward = name == "conv.backward_input"
+    source = shapes["dy"] if backward else shapes["x"]
+    target = shapes["dx"] if backward else shapes.get("y") or shapes["dy"]
+    channels, outputs = source[3], target[3]
+    form = choice.winograd_form.py_func(target[1:3], weight[:2], channels, outputs, stride, dilation, groups)
+    if arguments["winograd"] and form != choice.DIRECT:
+        make = _winograd_weight if name == "conv.backward_weight" else _winograd
+        return make(form, source, target)
+    x = shapes["dx"] if backward else shapes["x"]
+    images, high, wide, _ = x
+    out = output_size(x, weight, stride, arguments["padding"], dilation)
+    pixels = images * out[0] * out[1]  # of y: each of them has a product with each weight
+    multiply_adds = float(pixels * math.prod(weight))
+    if name == "conv.backward_weight":
+        return multiply_adds, _direct_weight(pixels, math.prod(weight[:3]), weight[3], groups, math.prod(source))
+    depth = weight[0] * weight[1] * channels // groups / (stride[0] * stride[1] if backward else 1)
+    rows = images * high * wide if backward else pixels
+    padded = arguments["padding"] != (0, 0)
+    return multiply_adds, _direct(rows, depth, outputs // groups, groups, math.prod(source), padded)
+
+
+def _direct(rows: int, depth: float, columns: int, groups: int, source: int, padded: bool) -> list[Stream]:
+    """Return what kernels/conv/direct.py moves: rows are pixels, and sums of `depth` products are cut after KC."""
+    kc, panels = min(depth, sizes.KC), groups * _up(columns, NR)
+    strips, chunks, blocks = _up(rows, MR), _up(rows, sizes.CHUNK), _up(rows, sizes.MC)
+    weights, block = FLOAT * depth * NR, FLOAT * source / blocks  # bytes of a panel of weights, of a block's pixels
+    piece, windows = FLOAT * kc * NR, FLOAT * MR * kc
+    return [
+        Stream(panels * weights * (strips - chunks), 0, piece + windows),
+        Stream(panels * weights * (chunks - blocks), 0, weights + windows),
+        Stream(panels * weights * blocks, 0, panels * weights + block),
+        Stream(FLOAT * panels * rows * depth, 0, windows),
+        Stream(FLOAT * source * (panels - 1), FLOAT * source * padded, block + weights),
+    ]
+
+
+def _direct_weight(pixels: int, rows: int, outputs: int, groups: int, source: int) -> list[Stream]:
+    """Return what kernels/conv/weight_gradient.py moves: rows are weights, and blocks of pixels are summed up."""
+    columns = outputs // groups
+    kc, panels = min(pixels, sizes.WEIGHT_KC), groups * _up(columns, NR)
+    blocks, gradient = _up(pixels, kc), FLOAT * rows * columns * groups
+    block = FLOAT * source / blocks
+    return [
+        Stream(FLOAT * panels * _up(rows, MR) * NR * pixels, 0, FLOAT * kc * (NR + MR)),
+        Stream(FLOAT * panels * rows * pixels, 0, FLOAT * kc * MR),
+        Stream(FLOAT * source * (panels - 1), FLOAT * source, block + FLOAT * kc * NR),
+        Stream(gradient * (blocks - 1), gradient * (blocks - 1), min(gradient, FLOAT * sizes.MAX_PIECE)),
+    ]
+
+
+def _winograd(form: int, source: tuple[int, ...], target: tuple[int, ...]) -> tuple[float, list[Stream]]:
+    """Return multiply-adds and traffic of Winograd's forward pass or data gradient (names as in winograd.py)."""
+    m, _, n = planes.tile_of.py_func(form)
+    channels, outputs, square = source[3], target[3], n * n
+    tiles = source[0] * _up(target[1], m) * _up(target[2], m)
+    group = winograd._group.py_func(square, channels, outputs, tiles)
+    groups, panels = _up(tiles, group), _up(outputs, NR)
+    v, u, products = (FLOAT * square * size for size in (tiles * channels, channels * outputs, tiles * outputs))
+    near = FLOAT * square * group * (channels + outputs)  # V and M of a group
+    panel = FLOAT * square * panels * NR * channels  # a row of tiles reads this much of U
+    return float(square * tiles * channels * outputs), [
+        Stream(v * panels, v, near),
+        Stream(products, products, near),
+        Stream(panel * groups * (_up(group, MR) - 1), 0, FLOAT * channels * (NR + MR)),
+        Stream(u * groups, u, near + u),
+        Stream((square / m**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * n * source[2] * channels),
+    ]
+
+
+def _winograd_weight(form: int, source: tuple[int, ...], target: tuple[int, ...]) -> tuple[float, list[Stream]]:
+    """Return multiply-adds and traffic of Winograd's weight gradient: dU[k] = V[k]^T @ D[k] for n^2 planes."""
+    m, _, n = planes.tile_of.py_func(form)
+    channels, outputs, square = source[3], target[3], n * n
+    tiles = source[0] * _up(target[1], m) * _up(target[2], m)
+    parts, group = winograd._gradient_sizes.py_func(form, channels, outputs, tiles)[:2]
+    groups, panels = parts * _up(_up(tiles, parts), group), _up(outputs, NR)
+    v, du, d = (FLOAT * square * size for size in (tiles * channels, channels * outputs, tiles * outputs))
+    near = FLOAT * square * group * (channels + outputs)
+    return float(square * tiles * channels * outputs), [
+        Stream(v * panels, v, near),
+        Stream(d, d, near),
+        Stream(FLOAT * square * panels * NR * tiles * (_up(channels, MR) - 1), 0, FLOAT * group * (NR + MR)),
+        Stream(du * (groups - parts), du * groups, near + du),
+        Stream((square / m**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * n * source[2] * channels),
+    ]

@@ -1,0 +1,196 @@
+"""The roofline of bench/roofline.py: its bytes, multiply-adds and bounds equal those that one computes by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import roofline, traffic
+from bench.rates import Rates
+from bench.traffic import Reuse, Stream, Work
+from bench.worker import count_flops
+from minidl.ops.conv import with_winograd
+from minidl.program.table import Operand
+
+KIB = 1024
+
+
+@pytest.fixture(autouse=True)
+def avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of 8 x 32 numbers, as with AVX-512: the figures below do not depend on the machine."""
+    monkeypatch.setattr(traffic, "MR", 8)
+    monkeypatch.setattr(traffic, "NR", 32)
+
+
+def operand(*shape: int, region: str = "workspace", offset: int = 0) -> Operand:
+    return Operand(region, offset, shape, 4 * math.prod(shape))
+
+
+def arrays(**shapes: tuple[int, ...]) -> dict[str, Operand]:
+    return {name: operand(*shape, region=name) for name, shape in shapes.items()}
+
+
+def far(arguments: dict[str, object]) -> dict[str, float]:
+    return dict.fromkeys(arguments, math.inf)
+
+
+def test_a_product() -> None:
+    """The example of bench/roofline.py: out (128, 512) = a (128, 512) @ b (512, 512)."""
+    given = arrays(a=(128, 512), b=(512, 512), bias=(512,), scratch=(99,), out=(128, 512))
+    work = traffic.work("matmul.nn", given, far(given), 1)
+    assert work.multiply_adds == 128 * 512 * 512
+    tiles, packed = 16 * 16, 512 * 512 * 4
+    assert work.beyond(32 * KIB)[0] - work.beyond(1 << 30)[0] == tiles * 512 * (32 + 8) * 4
+    assert work.beyond(32 * KIB)[1] - work.beyond(1 << 30)[1] == packed
+    assert work.beyond(80 * KIB)[0] - work.beyond(1 << 30)[0] == tiles * 512 * 8 * 4  # 64 KiB of b and 16 KiB of a fit
+    assert work.beyond(1 << 30) == ((128 * 512 + 512 * 512 + 512) * 4, 128 * 512 * 4)
+
+
+def test_threads_read_a_each_and_share_b() -> None:
+    given = arrays(a=(128, 784), b=(784, 512), bias=(), scratch=(9,), out=(128, 512))
+    given["bias"] = Operand("constant", 0, (0,), 0)
+    read, written = traffic.work("matmul.nn", given, far(given), 2).beyond(1 << 30)
+    assert read == (2 * 128 * 784 + 784 * 512) * 4 and written == 128 * 512 * 4
+
+
+def test_long_sums_are_cut_and_the_output_is_read_again() -> None:
+    """1024 rows: KC = 256, so 2048 products are eight pieces, and blocks have 2**17 / 256 = 512 rows."""
+    streams = traffic.product(1024, 512, 2048, 1)
+    packed, again = streams[2], streams[3]
+    assert (packed.read, packed.written) == (2048 * 512 * 4, 2 * 2048 * 512 * 4)
+    assert (again.read, again.written) == (7 * 1024 * 512 * 4,) * 2
+
+
+def layer(**changed: object) -> dict[str, object]:
+    given = arrays(x=(64, 32, 32, 64), weight=(3, 3, 64, 64), scratch=(9,), y=(64, 32, 32, 64))
+    options = {"groups": 1, "stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "winograd": False}
+    return {**{k: v for k, v in given.items() if k not in ("scratch", "y")}, **options,
+            "scratch": given["scratch"], "y": given["y"], **changed}  # fmt: skip
+
+
+def test_a_convolution_has_a_quarter_of_the_products_with_winograd() -> None:
+    given = layer()
+    direct = traffic.work("conv.forward", given, far(given), 2)
+    assert direct.multiply_adds == 64 * 32 * 32 * 9 * 64 * 64
+    given = layer(winograd=True)
+    fast = traffic.work("conv.forward", given, far(given), 2)
+    assert fast.multiply_adds == 64 * 8 * 8 * 36 * 64 * 64 == direct.multiply_adds / 4
+    image = 64 * 32 * 32 * 64 * 4
+    assert direct.beyond(1 << 40) == fast.beyond(1 << 40) == (image + 9 * 64 * 64 * 4, image)
+
+
+@pytest.mark.parametrize("kernel", ["forward", "backward_input", "backward_weight"])
+def test_each_pass_of_a_strided_convolution_has_the_products_of_its_definition(kernel: str) -> None:
+    big, small, weight = (2, 32, 32, 16), (2, 16, 16, 32), (3, 3, 16, 32)
+    roles = {"forward": {"x": big, "weight": weight, "y": small}, "backward_input": {"dy": small, "weight": weight,
+             "dx": big}, "backward_weight": {"x": big, "dy": small, "dweight": weight}}  # fmt: skip
+    options = {"groups": 1, "stride": (2, 2), "padding": (1, 1), "dilation": (1, 1), "winograd": True}
+    given = {**arrays(**roles[kernel]), **options}
+    given["scratch"] = operand(5, region="scratch")
+    given[[*roles[kernel]][-1]] = given.pop([*roles[kernel]][-1])  # the output comes last
+    work = traffic.work(f"conv.{kernel}", given, far(given), 1)
+    assert work.multiply_adds == 2 * 16 * 16 * 9 * 16 * 32
+    assert all(stream.read >= 0 and stream.written >= 0 and stream.distance > 0 for stream in work.streams)
+
+
+def test_distances_between_calls() -> None:
+    """c = a + b; e = c + d: when e reads c, 4 KB lie in between (c itself); a has not been used for 20 KB."""
+    place = {name: operand(1024, offset=4096 * i) for i, name in enumerate("abcde")}
+    first = {"a": place["a"], "b": place["b"], "out": place["c"]}
+    second = {"a": place["c"], "b": place["d"], "out": place["e"]}
+    reuse = Reuse()
+    assert set(reuse.distances(first).values()) == {math.inf}
+    assert reuse.distances(second) == {"a": 4096, "b": math.inf, "out": math.inf}
+    assert reuse.distances(first) == {"a": 5 * 4096, "b": 4 * 4096, "out": 3 * 4096}
+
+
+def test_a_part_of_an_array_is_found_where_the_array_is() -> None:
+    reuse = Reuse()
+    reuse.distances({"x": operand(1024), "y": operand(1024, region="grad")})
+    assert reuse.distances({"x": operand(16, offset=256)}) == {"x": 8192}
+    assert reuse.distances({"x": operand(16, offset=4000)}) == {"x": 64 + 4096 + 4096 - 64 - 256}  # what lies after it
+
+
+def test_a_kernel_without_products() -> None:
+    given = arrays(dy=(1 << 20,), y=(1 << 20,), dx=(1 << 20,))
+    distances = {"dy": 4.0 * 2**20, "y": math.inf, "dx": 12.0 * 2**20}
+    work = traffic.work("activation.relu_backward", given, distances, 2)
+    assert work.multiply_adds == 0
+    assert work.beyond(2**20) == (8 * 2**20, 4 * 2**20)
+    assert work.beyond(3 * 2**20) == (4 * 2**20, 4 * 2**20)  # 4 MiB for two cores: 2 MiB for each of them
+    assert work.beyond(6 * 2**20) == (4 * 2**20, 0)
+
+
+def rates(threads: int = 1, start: float = 0.0) -> Rates:
+    """Return round rates: 10^9 multiply-adds per second and thread; 8, 4, 2 and 1 GB/s; half as much for copies."""
+    read = tuple(threads * x * 1e9 for x in (8, 4, 2, 1))
+    return Rates(threads, (100, 1000, 10000), threads * 1e9, read, tuple(x / 2 for x in read), start, start)
+
+
+@pytest.mark.parametrize("streams, products, seconds, limit", [
+    ([Stream(1e9, 0, 20000)], 5e8, 1.0, "memory"),
+    ([Stream(1e9, 0, 20000)], 2e9, 2.0, "multiply-adds"),
+    ([Stream(1e9, 1e9, 20000)], 0, 4.0, "memory"),  # 2 GB at 0.5 GB/s, as in a copy
+    ([Stream(3e9, 1e9, 20000)], 0, 6.0, "memory"),  # 2 GB as in a copy, 2 GB are only read
+    ([Stream(1e9, 0, 5000), Stream(7e9, 0, 500)], 0, 2.0, "L2"),  # 8 GB pass through L2, only 1 GB comes from L3
+    ([Stream(8e9, 0, 50)], 0, 1.0, "L1"),
+])  # fmt: skip
+def test_the_bound(streams: list[Stream], products: float, seconds: float, limit: str) -> None:
+    found = roofline.bound([Work(products, streams)], [rates()])
+    assert found == (pytest.approx(seconds), limit, 1)
+
+
+def test_a_second_thread_is_used_only_if_its_start_is_worth_it() -> None:
+    one, two = rates(), rates(2, start=0.5)
+    work = Work(4e9, [])
+    assert roofline.bound([work, work], [one, two]) == (2.5, "multiply-adds", 2)
+    work = Work(0.9e9, [])
+    assert roofline.bound([work, work], [one, two]) == (0.9, "multiply-adds", 1)
+    fast = one._replace(fma=1e8)
+    assert roofline.bound([work, work], [fast, two]) == (0.95, "start of threads", 2)
+
+
+@pytest.mark.parametrize("model", ["mlp", "resnet20"])
+def test_the_products_of_a_recorded_step_are_those_of_its_layers(model: str) -> None:
+    """bench/worker.py counts them in another way: from the layers of the model."""
+    with with_winograd(False):
+        program, _ = roofline.build(model, 2, predict=False)
+    works = traffic.step(program.calls, program.arguments, 2)
+    assert 2 * sum(work.multiply_adds for work in works) == count_flops(model, 2, predict=False)
+    assert all(math.isfinite(stream.distance) for work in works for stream in work.streams)  # the step is repeated
+
+
+def test_the_table_of_a_step() -> None:
+    program, _ = roofline.build("mlp", 8, predict=True)
+    lines = roofline.lines_of(program, [rates(), rates(2)], 1)
+    rows = roofline.table(lines, rates(2), every=False)
+    assert len(roofline.table(lines, rates(2), every=True)) == len(program.calls) + 1 > len(rows)
+    assert "x matmul.nn" in rows[0] and rows[-1].endswith("in total")
+    assert f"{8 * (784 * 512 + 512 * 512 + 512 * 10) / 1e6:.2f}" in rows[-1]
+
+
+def test_what_perf_prints() -> None:
+    printed = "\n".join([
+        "3000;;instructions;2000000;100.00;;",
+        "<not supported>;;L1-dcache-load-misses;0;100.00;;",
+        "50;;cache-misses;2000000;100.00;;",
+    ])  # fmt: skip
+    assert roofline.counted(printed, 10) == "perf, per step: instructions 300, missed L3 5"
+    assert "cannot" in roofline.counted(printed.splitlines()[1], 10)
+
+
+@pytest.mark.slow
+def test_a_quick_run(root: Path) -> None:
+    command = [sys.executable, "bench/roofline.py", "mlp", "--batch", "8", "--quick", "--json"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "start of a parallel loop" in done.stdout and "in total" in done.stdout and "perf" in done.stdout
+    rows = {row["name"]: row for row in json.loads(done.stdout.splitlines()[-1])["rows"]}
+    assert rows["roofline-mlp-b8"]["value"] > 0 and rows["roofline-mlp-b8"]["unit"] == "% of bound"
+    assert np.isfinite([row["value"] for row in rows.values()]).all()
