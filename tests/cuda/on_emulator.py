@@ -103,7 +103,8 @@ def mutated(folder: str, file: str, old: str, new: str) -> Iterator[ModuleType]:
         yield module(folder, "cuda")
     finally:
         for name in set(sys.modules) - set(before):
-            del sys.modules[name]
+            if name.startswith("minidl."):
+                del sys.modules[name]
         for name in [name for name in before if name.startswith(users) or name == changed.__name__]:
             _place(name, before[name])
 
