@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
+from quick import quick
 from sessions import Sessions, count_images
 
 from minidl import data
@@ -259,7 +260,7 @@ def test_shares_are_given(tmp_path: Path) -> None:
     ("dpsgd", {"balance": "static", "weighting": "mixing", "topology": "ring"}),
     ("local-sgd", {"balance": "static", "shares": "0.4,0.1,0.4,0.1", "weighting": "share"}),
 ])  # fmt: skip
-@pytest.mark.parametrize("part", [0.13, 0.31, 0.64])
+@pytest.mark.parametrize("part", quick([0.13, 0.31, 0.64], 0.13, 0.64))
 def test_a_resumed_run_ends_with_the_same_bits(
     method: str, options: dict[str, Any], part: float, tmp_path: Path
 ) -> None:
@@ -289,7 +290,7 @@ def test_other_replicas_continue(
 
 
 @pytest.mark.parametrize("method", ["allreduce", "dpsgd", "local-sgd"])
-@pytest.mark.parametrize("part", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("part", quick([0.2, 0.5, 0.8], 0.5))  # scenarios draw more moments
 def test_the_others_go_on_after_a_death(
     method: str, part: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from quadratic import Run
+from quick import quick
 from sessions import Sessions
 from test_mpi import nothing_left  # noqa: F401 (a fixture)
 from test_mpi_deaths import COUNTING, RUN, ours, surviving
@@ -30,7 +31,7 @@ def home_of(options: dict[str, Any]) -> int:
     return WORKERS if options["center"] == "rank" else 0
 
 
-@pytest.mark.parametrize("options", RUNS)
+@pytest.mark.parametrize("options", quick(RUNS, RUNS[0], RUNS[3]))
 def test_the_others_begin_a_new_center(
     tmp_path: Path, options: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip

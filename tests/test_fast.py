@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from quadratic import SIZE, START, Quadratic, gradient
+from quick import quick
 from sessions import CLUSTER, Sessions
 from toy_replicas import LINK, config_of, run, spread
 
@@ -284,8 +286,9 @@ def test_a_resumed_run_has_the_same_bits(exchange: str) -> None:
         assert other.methods[rank].numbers() == method.numbers()
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("topology", ["ring", "torus"])
+@pytest.mark.parametrize(("exchange", "topology"), quick(
+    [*product(EXCHANGES, ("ring", "torus"))], ("gradients", "torus"), ("models", "ring"),
+))  # fmt: skip
 def test_one_joins_and_one_dies(tmp_path: Path, exchange: str, topology: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replica 4 joins, and replica 1 dies: there is a torus of 4, none of 5, and one of 4 again. Then the run stops."""
     monkeypatch.setattr("sessions.CLUSTER", SIX)
@@ -297,7 +300,7 @@ def test_one_joins_and_one_dies(tmp_path: Path, exchange: str, topology: str, mo
     assert again.summary and again.summary["replicas_alive"] == 4 and again.summary["epochs"] == 4
 
 
-@pytest.mark.parametrize("exchange", ["push", "push-pull"])
+@pytest.mark.parametrize("exchange", quick(["push", "push-pull"], "push-pull"))
 def test_gossip_on_a_torus_takes_a_newcomer(
     tmp_path: Path, exchange: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

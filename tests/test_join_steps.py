@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick import quick
 from sessions import Sessions, one_folder_at_a_time
 from test_regroup import IMAGES, METHODS, Diary, diary  # noqa: F401 (a fixture)
 
@@ -131,7 +132,8 @@ def test_two_join_one_after_the_other(job: Callable[..., Job]) -> None:
     assert [first["members"], second["members"]] == [[0, 1, 2], [0, 1, 2, 3]] and second["step"] > first["step"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+# Scenarios draw deaths in a pause for each method.
+@pytest.mark.parametrize("method", quick(METHODS, "allreduce", "dpsgd", "diloco"))
 def test_a_replica_dies_during_the_pause(job: Callable[..., Job], pauses: list[float], method: str) -> None:
     """It is the leader, another member or the newcomer. The others finish, with or without the newcomer."""
     runs = job(method, on_death="continue")

@@ -265,7 +265,9 @@ def wait_for(process: subprocess.Popen[str], words: str) -> str:
     raise AssertionError(f"the process ended without printing {words!r}")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [
+    (signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),  # as in test_replicas.py
+])  # fmt: skip
 def test_signal_saves_and_says_how_to_resume(tmp_path: Path, root: Path, number: int, code: int) -> None:
     with start(tmp_path / "run", root) as process:
         wait_for(process, "epoch   2/")
