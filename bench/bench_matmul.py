@@ -32,6 +32,7 @@ except ImportError:
 SQUARES = ((128, ">= 75"), (256, ">= 92"), (512, ">= 92"), (1024, ">= 92"), (2048, ">= 92"))
 LAYERS = [(rows, depth, columns) for depth, columns in ((784, 512), (512, 512), (512, 10)) for rows in (128, 32, 8)]
 LAYERS += [(64, 3136, 512)]  # the first fully connected layer of LeNet
+FEW = [(rows, 3136, 512) for rows in (1, 2, 3, 4, 8)]  # the same layer in a prediction of a few images
 STEP = 512  # rows, columns and depth of the product that `rungs` measures
 
 Call = Callable[[], object]
@@ -84,6 +85,11 @@ def main() -> None:
             report.row(f"layer-{kind}-{m}x{k}x{n}", share["minidl"], "% of peak")
             others = [value for name, value in share.items() if name != "minidl"]
             report.row(f"layer-{kind}-{m}x{k}x{n}-ratio", share["minidl"] / max(others), "x best other")
+    for rows, depth, columns in FEW[:1] if report.args.quick else FEW:
+        weights = 4 * depth * columns  # bytes: each is read once, so memory is the limit
+        name = f"nn {rows} x {depth} x {columns}"
+        share = report.ladder(name, calls("nn", rows, depth, columns), traffic=float(weights), bytes_=weights)
+        report.row(f"few-{name.replace(' ', '')}", share["minidl"], "% of copy")
     report.finish()
 
 

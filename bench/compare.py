@@ -23,6 +23,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -164,6 +165,7 @@ def main() -> None:
         commits = [git("rev-parse", "--verify", f"{name}^{{commit}}") for name in (args.a, args.b)]
     except ValueError as error:
         parser.error(f"{args.a}, {args.b}: {error}; expected two commits of {ROOT}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # removes the checked-out folders before
     rows = report(commits, args)
     if args.json:
         print(json.dumps({"rows": rows, "commits": commits}))

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from minidl.kernels.conv import choice, planes, sizes, winograd
 from minidl.kernels.conv.reference import output_size
 from minidl.kernels.matmul.blocks import MR, NR, block_depth, block_rows
+from minidl.kernels.matmul.cpu import B_IN_PLACE_STRIPS
 from minidl.program.dependence import FIRST_WRITTEN
 from minidl.program.table import Operand
 
@@ -121,7 +122,8 @@ def work(name: str, arguments: Mapping[str, Any], distances: Mapping[str, float]
     if op == "matmul":
         rows, columns = shapes["out"]
         depth = shapes["a"][0 if name == "matmul.tn" else 1]
-        return Work(float(rows * columns * depth), streams + product(rows, columns, depth, threads))
+        more = product(rows, columns, depth, threads, transposed=name == "matmul.nt")
+        return Work(float(rows * columns * depth), streams + more)
     if op == "conv":
         multiply_adds, more = _convolution(name, shapes, arguments, threads)
         return Work(multiply_adds, streams + more)
@@ -132,14 +134,19 @@ def _up(x: float, step: int) -> int:
     return math.ceil(x / step)
 
 
-def product(rows: int, columns: int, depth: int, threads: int) -> list[Stream]:
-    """Return what kernels/matmul/cpu.py moves between caches for out (rows, columns), sums of `depth` products."""
+def product(rows: int, columns: int, depth: int, threads: int, transposed: bool = False) -> list[Stream]:
+    """Return what kernels/matmul/cpu.py moves between caches for out (rows, columns), sums of `depth` products.
+
+    transposed: whether the second matrix is, so that it is always packed.
+    """
     kc = block_depth.py_func(rows, depth)
     mc = min(rows, block_rows.py_func(kc, NR))
     panels, strips, blocks = _up(columns, NR), _up(rows, MR), _up(rows, mc)
     panel, strip, block = FLOAT * kc * NR, FLOAT * kc * MR, FLOAT * mc * kc
     b, out = FLOAT * columns * depth, FLOAT * rows * columns
     again = _up(depth, kc) - 1  # how often the sums are read and written again
+    if strips <= B_IN_PLACE_STRIPS and not transposed:  # b is read once, where it is
+        return [Stream(FLOAT * panels * rows * depth, 0, block + panel), Stream(out * again, out * again, block)]
     return [
         Stream(FLOAT * strips * panels * NR * depth, 0, panel + strip),  # each strip of a reads the panel of b
         Stream(FLOAT * panels * rows * depth, 0, block + panel),  # each panel of b reads the block of a

@@ -5,9 +5,10 @@ bench/training.py starts it (`python -m bench.worker LIBRARY`). Requests and rep
     {"do": "build", "net": "lenet", "batch": 64, "predict": false, "options": {...}}      -> {"seconds": ...}
     {"do": "steps", "steps": 5}                                                           -> {"seconds": [...]}
 
-`serve` also handles peak, flops, memory and compare. A step is a complete training step (forward, loss, backward,
-momentum SGD). With "predict" it is a forward pass in evaluation mode. For the net "sgd", which only PyTorch has, it is
-only the update of a vector; "batch" is the size of the vector in bytes.
+`serve` also handles check, peak, flops, memory and compare. A step is a complete training step (forward, loss,
+backward, momentum SGD). With "predict" it is a forward pass in evaluation mode. With the option "folder" it is a
+prediction of the model in this folder (engines.py). For the net "sgd", which only PyTorch has, it is only the update of
+a vector; "batch" is the size of the vector in bytes.
 """
 
 from __future__ import annotations
@@ -232,11 +233,19 @@ def serve(library: str) -> None:
         try:
             if request["do"] == "build":
                 step = lambda: None  # noqa: E731 (frees the previous net before the next one is built)
-                if library == "pytorch" and request["net"] == "sgd":
+                if "folder" in request["options"]:
+                    from bench import engines
+
+                    step = engines.load(library, request["net"], request["options"])
+                elif library == "pytorch" and request["net"] == "sgd":
                     step = build_pytorch_sgd(request["batch"])
                 else:
                     step = BUILD[library](request["net"], request["batch"], request["predict"], request["options"])
                 reply = {"seconds": [timed(step) for _ in range(3)]}
+            elif request["do"] == "check":
+                from bench import engines
+
+                reply = {"difference": engines.difference(step(), request["options"]), "resident": resident("VmRSS")}
             elif request["do"] == "steps":
                 reply = {"seconds": [timed(step) for _ in range(request["steps"])]}
             elif request["do"] == "peak":

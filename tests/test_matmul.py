@@ -13,6 +13,7 @@ from ops_helper import check_op, torch
 from minidl import ops
 from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
+from minidl.kernels.matmul import cpu
 
 Shape = tuple[int, ...]
 
@@ -38,6 +39,27 @@ Shape = tuple[int, ...]
 )
 def test_matmul(a: Shape, b: Shape) -> None:
     check_op(lambda a, b: a @ b, None, a, b, loops=a != (67, 33))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("depth, columns", [(70, 522), (1100, 290), (3, 1024)])
+def test_products_of_few_rows_have_the_bits_of_many(depth: int, columns: int, dtype: type) -> None:
+    """Up to 4 rows have tiles of their own (kernels/matmul/few.py): any number of threads, sums of several pieces."""
+    random = np.random.default_rng(0)
+    a, b, bias = (random.standard_normal(shape).astype(dtype) for shape in ((8, depth), (depth, columns), (columns,)))
+
+    def product(rows: int, parts: int) -> np.ndarray:
+        scratch = np.empty(parts * cpu._scratch_size(rows, columns, depth), dtype)
+        out = np.full((rows, columns), np.nan, dtype)
+        cpu.nn(a[:rows].copy(), b, bias, True, scratch, out)
+        return out
+
+    many = product(8, 1)
+    tolerance = 1e-4 if dtype is np.float32 else 1e-12
+    np.testing.assert_allclose(many, np.maximum(a.astype(np.float64) @ b + bias, 0), rtol=0, atol=tolerance)
+    for rows in range(1, 8):
+        for parts in (1, 2, 3):
+            assert product(rows, parts).tobytes() == many[:rows].tobytes()
 
 
 @given(npst.mutually_broadcastable_shapes(signature="(m?,k),(k,n?)->(m?,n?)", max_dims=2, max_side=3))

@@ -52,6 +52,14 @@ def test_a_product() -> None:
     assert work.beyond(1 << 30) == ((128 * 512 + 512 * 512 + 512) * 4, 128 * 512 * 4)
 
 
+def test_a_product_of_one_row_reads_the_weights_once() -> None:
+    given = arrays(a=(1, 784), b=(784, 512), bias=(512,), scratch=(9,), out=(1, 512))
+    work = traffic.work("matmul.nn", given, {**far(given), "b": 3e6}, 1)
+    assert work.beyond(1 << 20) == ((784 + 784 * 512 + 512) * 4, 512 * 4)
+    assert work.beyond(4 << 20)[0] == (784 + 512) * 4
+    assert work.beyond(-1)[0] == work.beyond(1 << 20)[0] + 16 * 784 * 4  # 16 panels of b read a
+
+
 def test_threads_read_a_each_and_share_b() -> None:
     given = arrays(a=(128, 784), b=(784, 512), bias=(), scratch=(9,), out=(128, 512))
     given["bias"] = Operand("constant", 0, (0,), 0)

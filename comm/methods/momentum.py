@@ -51,6 +51,14 @@ class Momentum:
         """x <- x + weight * (x_sender - x), for the range of theta that the message holds."""
         self.replica.mix(message.vector, weight, message.header.start)
 
+    def move(self, received: np.ndarray, sent: np.ndarray, weight: float) -> None:
+        """x <- x + weight * (received - sent), for two vectors that hold all `parts`. `sent` is overwritten."""
+        self.replica.pull(received, sent, weight, out=sent)
+        start = 0
+        for part in self.parts():
+            self.replica.axpy(1.0, sent[start : start + part.size], part)
+            start += part.size
+
     def begin(self) -> None:
         """Prepare for a step. Called before x changes."""
 

@@ -26,6 +26,16 @@ KC = 256
 KC_FEW_ROWS = 512
 UNSPLIT_FEW_ROWS = 1024  # if there are few rows, sums of up to this many products are not split
 MC_KC = 2**17
+MOST_FEW = 4  # products of up to this many rows have tiles of their own (few.py)
+
+
+@jit
+def few_panels(rows: int) -> int:
+    """Return the number of panels that a tile of few.py computes together, 0 if there is none for so many rows.
+
+    Half of the registers hold sums. So a tile of 1 row has 16 vectors (8 with 16 registers), one of 4 rows has 4 (2).
+    """
+    return REGISTERS // 2 // rows // 2 if rows <= MOST_FEW else 0
 
 
 @jit

@@ -4,8 +4,9 @@ The output is divided into panels of NR columns, and each panel into strips of M
 (blocks.py contains the sizes). Each thread computes an equal number of successive tiles, down one panel, then down the
 next. It copies the part of b that a panel needs into its own small buffer (pack.py). The tiles read this buffer as
 contiguous memory from the nearest cache. A thread that computes only one strip of a panel reads b in place, unless b is
-transposed: a copy would cost more than it gains. a is read in place, except in a^T @ b with many panels per thread:
-there, the numbers of a for successive k are often on different pages of memory.
+transposed: a copy would cost more than it gains. Products of up to 4 rows use wider tiles (few.py). a is read in place,
+except in a^T @ b with many panels per thread: there, the numbers of a for successive k are often on different pages of
+memory.
 
 Each sum is computed by a single thread: it sums pieces of KC products in the order of k, and adds the pieces up. KC
 depends only on the shape of the product, so bits do not depend on the number of threads.
@@ -18,7 +19,8 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
 
-from .blocks import LANES, MC_KC, MR, NR, block_depth, block_rows
+from .blocks import LANES, MC_KC, MOST_FEW, MR, NR, block_depth, block_rows, few_panels
+from .few import few_tile
 from .pack import pack_columns, pack_rows
 from .product import product_tile
 from .reference import __all__ as __all__
@@ -28,6 +30,9 @@ B_IN_PLACE_STRIPS = 1  # for up to this many strips a panel of b is not copied, 
 PACK_A_PANELS = 16  # a thread with at least this many panels copies a, too, if a's columns are contiguous (tn)
 PACKED_ROWS = NR // MR * MR  # rows of a that are copied side by side: whole strips (float32)
 SERIAL_BELOW = 2**17  # for fewer multiplications, one thread is faster than two
+# A product of few rows reads 4 MB in 50 us on one core (measured: Zen 4). A second one saves up to half of this, but if
+# it sleeps, as in a server between two requests, it takes 50 us to wake up.
+FEW_SERIAL_BELOW = 2**20  # one thread computes `nn` of few rows if b has fewer numbers
 
 
 @jit
@@ -72,6 +77,7 @@ def _share(
     group = nr // MR * MR
     pack_a = a_row == 1 and group > 0 and last - first >= PACK_A_PANELS * strips
     vector, packed_a, packed = out.reshape(out.size), scratch[_packed_size(rows, depth) :], scratch
+    few = few_panels(rows) if b_column == 1 else 0  # panels that few.py computes together
     for top in range(0, strips, block):  # blocks of MC rows ...
         here = min(block * MR, rows - top * MR)
         for k in range(0, depth, kc):  # ... and KC products
@@ -80,7 +86,17 @@ def _share(
                 for i in range(0, here, group):
                     a_at, target = (top * MR + i) * a_row + k * a_step, packed_a[i // group * nr * deep :]
                     pack_rows(a, a_at, a_step, deep, min(group, here - i), target)
+            finish = k + deep == depth and (relu or bias.size > 0)
+            done = 0
             for number in range(first // strips, (last + strips - 1) // strips):  # panels of NR columns
+                if number < done:
+                    continue
+                if few and number + few <= last and (number + few) * nr <= columns:
+                    done, column = number + few, number * nr
+                    few_tile(rows, deep, k > 0, a, k * a_step, a_row, a_step, b, k * b_step + column, b_step,
+                             vector, column, columns, finish, bias, column, few * nr if bias.size > 0 else 0,
+                             relu)  # fmt: skip
+                    continue
                 # The panel's strips lo, ..., hi - 1 are in the block, and this thread computes them.
                 lo = max(top, first - number * strips)
                 hi = min(top + block, strips, last - number * strips)
@@ -102,7 +118,6 @@ def _share(
                     soon_at, soon_step = b_at + nr, b_step
                 elif column + nr < columns and deep == depth:
                     soon_at, soon_step = b_at + nr * b_column, nr  # transposed: nr whole rows of b, contiguous
-                finish = k + deep == depth and (relu or bias.size > 0)
                 biased = wide if bias.size > 0 else 0
                 for strip in range(lo, hi):  # strips of MR rows
                     row = strip * MR
@@ -165,7 +180,13 @@ def tn(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
     """Return the number of elements of scratch, for out (rows, columns) and sums of `depth` products."""
+    if rows <= MOST_FEW and columns * depth < FEW_SERIAL_BELOW:
+        return int(_scratch_size(rows, columns, depth))
+    return nt_scratch(rows, columns, depth)
+
+
+def nt_scratch(rows: int, columns: int, depth: int) -> int:
     return (threads() if rows * columns * depth >= SERIAL_BELOW else 1) * int(_scratch_size(rows, columns, depth))
 
 
-nt_scratch = tn_scratch = nn_scratch
+tn_scratch = nt_scratch

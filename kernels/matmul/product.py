@@ -16,6 +16,8 @@ lines, and then need not wait for memory.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy import ndarray
 
@@ -23,6 +25,16 @@ from minidl.engine.jit import apart_jit
 
 from .blocks import MR
 from .emitter import Emitter, Sums, Value, instructions
+
+
+def with_bias_and_relu(e: Emitter, totals: Sums, bias: Value, biased: Value, relu: Value) -> Sums:
+    """Return the sums plus bias in the first `biased` columns; if `relu`, at least 0."""
+    masks = {v: e.mask(v, biased) for v in dict.fromkeys(v for _, v in totals)}
+    biases = {  # -0 for no bias: adding -0 changes no bit
+        v: e.builder.select(mask, e.load_masked(bias, v * e.lanes, mask), e.filled(-0.0)) for v, mask in masks.items()
+    }
+    least = e.builder.select(relu, e.filled(0.0), e.filled(-np.inf))
+    return {(i, v): e.at_least(e.builder.fadd(total, biases[v]), least) for (i, v), total in totals.items()}
 
 
 @instructions
@@ -49,15 +61,7 @@ def product_tile(
         rows_of_c = [e.at(c, e.times(i, c_row)) for i in numbers]
         totals = e.plus(sums, accumulate, rows_of_c, width)
 
-        def finished() -> Sums:
-            masks = [e.mask(v, biased) for v in range(vectors)]
-            biases = [  # -0 for no bias: adding -0 changes no bit
-                e.builder.select(mask, e.load_masked(bias, v * e.lanes, mask), e.filled(-0.0))
-                for v, mask in enumerate(masks)
-            ]
-            least = e.builder.select(relu, e.filled(0.0), e.filled(-np.inf))
-            return {(i, v): e.at_least(e.builder.fadd(total, biases[v]), least) for (i, v), total in totals.items()}
-
+        finished = partial(with_bias_and_relu, e, totals, bias, biased, relu)
         e.write(e.when(finish, finished, totals), rows_of_c, width)
 
     e.one_or_two(width, tile)
