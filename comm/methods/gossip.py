@@ -10,11 +10,12 @@
         push-pull    i sends x_i. The peer replies with its model, then mixes in x_i. i mixes in the reply. If the
                      peer cannot send the reply now, it mixes first and replies in a later step. If both have sent
                      before they receive, each message is also the reply to the other.
+        swap         both send, and move by opposite amounts: swap.py
 
 Push with --mix mass is GoSGD (Blot, Picard, Cord, Thome 2016). Georgiev and Gurov (LSSC 2019) compare several ways of
 exchange. Quasi-global momentum is from Lin et al. (ICML 2021). A message holds the whole model. With --block layers it
 holds one layer, in cyclic order, and each layer has a separate mass. With --adaptive, a block is exchanged when it has
-changed enough (adaptive.py).
+changed enough (adaptive.py). A replica on a GPU sends its model of the step before, so that no step waits for a copy.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import numpy as np
 from minidl.comm.fabric.base import Header
 from minidl.comm.methods import adaptive, momentum, peers, weighing
 from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Mapping, Message, Replica, View
+from minidl.comm.methods.swap import Swaps
 from minidl.data.seeds import Purpose, generator
+from minidl.errors import ConfigError
 from minidl.run.config import Config
 
 OPTIONS = {
@@ -42,6 +45,7 @@ OPTIONS = {
             "push": "it sends its model",
             "pull": "it reads the model of the other",
             "push-pull": "it sends its model and receives that of the other",
+            "swap": "both send, and move by opposite amounts, so the average of all models does not change",
         },
         "help": "what the replica that begins an exchange does",
     },
@@ -81,13 +85,17 @@ class Gossip(adaptive.Adaptive):
         self.begun = 0  # number of exchanges that this replica has begun
         self.asked: set[int] = set()  # peers whose model this replica expects
         self.owed: dict[int, int] = {}  # replies that could not be sent yet: peer -> block
+        swaps = Swaps(fabric, self.momentum, lambda peer, reply: self.push(peer, 0, reply))
+        self.swaps = swaps if config.exchange == "swap" else None
 
     @classmethod
     def buffers(cls, size: int, config: Config) -> BufferSpec:
         weighing.kind(config)
         adaptive.checked(config)
+        if config.exchange == "swap" and config.block == "layers":
+            raise ConfigError("exchange swap excludes block layers: it is for whole models; expected block whole")
         nbytes = 4 * size * momentum.kind(config).vectors
-        return BufferSpec(nbytes, mail={"push": 2, "pull": 1, "push-pull": 3}[config.exchange],
+        return BufferSpec(nbytes, mail={"push": 2, "pull": 1, "push-pull": 3, "swap": 3}[config.exchange],
                      publish=config.exchange == "pull")  # fmt: skip
 
     def local(self, batch: Batch) -> float:
@@ -104,6 +112,8 @@ class Gossip(adaptive.Adaptive):
         for asker, block in tuple(self.owed.items()):
             if self.push(asker, block, reply=True):
                 del self.owed[asker]
+        if self.swaps:
+            self.swaps.send_owed()
         if fires:
             for block in self.due_blocks():
                 self.begin(chance, block)
@@ -120,19 +130,25 @@ class Gossip(adaptive.Adaptive):
         """Begin an exchange of a block with a peer."""
         config, peer = self.config, self.choose(chance)
         if config.exchange == "pull":
-            self.fabric.publish(self.momentum.parts(*self.blocks[block]), self.header(block))
-        elif peer is None or peer in self.owed or not self.push(peer, block):
+            self.fabric.publish(self.momentum.outgoing(*self.blocks[block]), self.header(block))
+        elif peer is None or not (self.swaps.begin(peer) if self.swaps else self.request(peer, block)):
             return  # nothing was sent: the next exchange uses the same block
         self.begun += 1
         if self.trigger:
             self.trigger.exchanged(block)
-        if peer is not None and config.exchange != "push":
+        if peer is not None and config.exchange in ("pull", "push-pull"):
             self.asked.add(peer)
+
+    def request(self, peer: int, block: int) -> bool:
+        """Send a block to a peer to which no reply is owed. Return whether that was possible."""
+        return peer not in self.owed and self.push(peer, block)
 
     def on_membership(self, view: View) -> None:
         """Owe no reply to a peer that is dead or left out, and expect none. A newcomer may change the neighbours."""
         self.owed = {asker: block for asker, block in self.owed.items() if asker in view.members}
         self.asked.clear()
+        if self.swaps:
+            self.swaps.on_membership()
         if self.fabric.replicas != self.replicas:
             self.replicas = self.fabric.replicas
             self.choose = peers.chooser(self.fabric, self.config, self.topology_or_ring)
@@ -144,7 +160,7 @@ class Gossip(adaptive.Adaptive):
         """Send a block of x_i with a share of its mass. If this fails, keep the mass and return False."""
         share = self.weighing.share(block)
         if not share or not self.fabric.send(
-            peer, *self.momentum.parts(*self.blocks[block]), header=self.header(block, share, reply)
+            peer, *self.momentum.outgoing(*self.blocks[block]), header=self.header(block, share, reply)
         ):
             return False
         self.weighing.sent(block, share)
@@ -153,6 +169,11 @@ class Gossip(adaptive.Adaptive):
     def receive(self) -> None:
         """Mix in the models that have arrived."""
         for message in self.fabric.poll():
+            if self.swaps:
+                if message.vector.size:
+                    self.stale(message)
+                self.swaps.receive(message)
+                continue
             if self.config.exchange == "push-pull":
                 self.answer(message)
             self.mix(message)
@@ -181,8 +202,10 @@ class Gossip(adaptive.Adaptive):
 
     def pause(self) -> None:
         """Mix in the models that are still in flight, with their mass. Forget expected and delayed replies."""
-        self.fabric.drain(self.mix)
+        self.fabric.drain(self.swaps.end if self.swaps else self.mix)
         self.asked, self.owed = set(), {}
+        if self.swaps:
+            self.swaps.drop()
 
     def offer(self) -> tuple[dict[str, np.ndarray], dict[str, int | float]] | None:
         """Offer half of the mass, as for a message: then the mass of all and the weighted average stay the same."""

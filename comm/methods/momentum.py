@@ -47,9 +47,21 @@ class Momentum:
         """Return the vectors to send for theta[start:stop]."""
         return (self.replica.theta[start:stop],)
 
+    def outgoing(self, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, ...]:
+        """As `parts`, but a replica on a GPU does not wait: it sends the vectors of the step before."""
+        return (self.replica.outgoing()[start:stop],)
+
     def mix(self, message: Message, weight: float) -> None:
         """x <- x + weight * (x_sender - x), for the range of theta that the message holds."""
         self.replica.mix(message.vector, weight, message.header.start)
+
+    def move(self, received: np.ndarray, sent: np.ndarray, weight: float) -> None:
+        """x <- x + weight * (received - sent), for two vectors that hold all `parts`. `sent` is overwritten."""
+        self.replica.pull(received, sent, weight, out=sent)
+        start = 0
+        for part in self.parts():
+            self.replica.axpy(1.0, sent[start : start + part.size], part)
+            start += part.size
 
     def begin(self) -> None:
         """Prepare for a step. Called before x changes."""
@@ -65,6 +77,8 @@ class Mixed(Momentum):
 
     def parts(self, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, ...]:
         return self.replica.theta[start:stop], self.replica.state["velocity"][start:stop]
+
+    outgoing = parts
 
     def mix(self, message: Message, weight: float) -> None:
         start, length = message.header.start, message.vector.size // 2

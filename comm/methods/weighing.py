@@ -84,7 +84,10 @@ class Mass(Half):
 
 
 def kind(config: Config) -> type[Half]:
-    """Return the class for --mix. Raises ConfigError for `mass` with pull."""
+    """Return the class for --mix. Raises ConfigError for `mass` with pull, and for other weights than 1/2 with swap."""
+    if config.exchange == "swap" and config.mix != "half":
+        raise ConfigError(f"--exchange swap excludes --mix {config.mix}: both replicas must move by the same amount; "
+                          "expected --mix half")  # fmt: skip
     if config.mix == "mass" and config.exchange == "pull":
         raise ConfigError("--mix mass needs --exchange push or push-pull: "
                           "with pull several replicas read a model, so its mass would count repeatedly")  # fmt: skip
