@@ -99,6 +99,8 @@ def main() -> None:
         rows = ratios(printed["rows"])
     except (IndexError, KeyError, TypeError, ValueError):
         parser.error('standard input ends without a line {"rows": [...]}; expected the output of a script with --json')
+    if printed.get("machine", {}).get("disturbed"):
+        parser.error("other processes used the cores during the measurement; end them, then measure again")
     if not rows:
         parser.error("the benchmark printed no ratios, so there is nothing to keep")
     try:

@@ -218,6 +218,11 @@ def counted(printed: str, steps: int) -> str:
     return f"perf, per step: {', '.join(found)}" if found else "perf cannot read this machine's counters"
 
 
+def disturbed(rates: Sequence[Rates]) -> bool:
+    """Return whether all threads together compute less than 3/4 of what as many single ones would."""
+    return rates[-1].fma < 0.75 * rates[-1].threads / rates[0].threads * rates[0].fma
+
+
 def main() -> None:
     parser = measure.arguments(__doc__)
     parser.add_argument("models", nargs="*", default=list(BATCHES), help=f"default: {', '.join(BATCHES)}")
@@ -231,6 +236,9 @@ def main() -> None:
     rates = [measure_rates(report, threads) for threads in sorted({1, report.threads})]
     jit.set_threads(report.threads)
     print("\n".join(describe(each) for each in rates))
+    if disturbed(rates):
+        report.machine["disturbed"] = True
+        print("Other processes use these cores: all threads compute less than they should. The shares below are wrong.")
     for model in args.models:
         batch = args.batch or BATCHES.get(model, 128)
         program, whole = build(model, batch, args.predict)

@@ -68,12 +68,13 @@ def minidl_prediction(model: Any, x: np.ndarray, eager: bool = False) -> Step:
 
 
 def build_minidl(net: str, size: int, predict: bool, options: dict[str, Any]) -> Step:
-    """Return a training step, or a forward pass if `predict`. options: eager (default False)."""
+    """Return a training step, or a forward pass if `predict`. options: eager (default False), device (default cpu)."""
     from bench import odd
     from minidl import models
 
     shape = SHAPES.get(net, odd.SHAPE)
     model = models.build(net, shape, 10) if net in SHAPES else odd.minidl_net(net)
+    model.to(options.get("device", "cpu"))
     x, y = batch(shape, size)
     eager = options.get("eager", False)
     return minidl_prediction(model, x, eager) if predict else minidl_step(model, x, y, eager)
@@ -83,7 +84,10 @@ def build_minidl(net: str, size: int, predict: bool, options: dict[str, Any]) ->
 
 
 def build_pytorch(net: str, size: int, predict: bool, options: dict[str, Any]) -> Step:
-    """Return a training step, or a forward pass if `predict`. options: threads, channels_last, compile."""
+    """Return a training step, or a forward pass if `predict`. options: threads, channels_last, compile.
+
+    device: the default is cpu. TF32 is off, since minidl computes in float32.
+    """
     import torch
     import torch.nn.functional as F
 
@@ -91,13 +95,16 @@ def build_pytorch(net: str, size: int, predict: bool, options: dict[str, Any]) -
     from bench.pytorch_twins import TWINS
 
     torch.set_num_threads(options["threads"])
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
     torch._dynamo.reset()
+    device = options.get("device", "cpu")
     shape = SHAPES.get(net, odd.SHAPE)
     model = TWINS[net](shape, 10) if net in SHAPES else odd.pytorch_net(net)
-    x, y = (torch.from_numpy(array) for array in batch(shape, size))
+    x, y = (torch.from_numpy(array).to(device) for array in batch(shape, size))
     x = x.permute(0, 3, 1, 2)
     layout = torch.channels_last if options["channels_last"] else torch.contiguous_format
-    x, model = x.contiguous(memory_format=layout), model.to(memory_format=layout)
+    x, model = x.contiguous(memory_format=layout), model.to(device, memory_format=layout)
     if options["compile"]:
         from torch._inductor import config
 
@@ -109,7 +116,7 @@ def build_pytorch(net: str, size: int, predict: bool, options: dict[str, Any]) -
 
         def prediction() -> np.ndarray:
             with torch.inference_mode() if not options["compile"] else torch.no_grad():  # (freezing needs no_grad)
-                return forward(x).numpy()
+                return forward(x).cpu().numpy()
 
         return prediction
     optimizer = torch.optim.SGD(model.train().parameters(), lr=LR, momentum=MOMENTUM, fused=True)
@@ -143,8 +150,12 @@ def build_pytorch_sgd(bytes_: int) -> Step:
 
 
 def build_jax(net: str, size: int, predict: bool, options: dict[str, Any]) -> Step:
+    import jax
+
     from bench import jax_twins
 
+    if options.get("device", "cpu") != "cpu" and jax.default_backend() != "gpu":
+        raise RuntimeError(f"JAX {jax.__version__} finds no GPU")
     x, y = batch(SHAPES[net], size)
     return jax_twins.prediction(net, x) if predict else jax_twins.training_step(net, x, y, LR)
 

@@ -34,6 +34,7 @@ from minidl.engine.jit import threads
 from minidl.errors import ConfigError, DivergedError
 from minidl.nn import Module, random_state, set_random_state
 from minidl.program.partitioned import PartitionedGradient
+from minidl.program.precompile import silent
 from minidl.program.replay import Gradient, Loss, Prediction
 from minidl.program.workspace import Workspace
 from minidl.run.config import Config
@@ -115,6 +116,7 @@ class Replica(VectorArithmetic):
         self.seconds = 0.0  # that the last gradient took
         self.correct = 0  # correct predictions in the last batch
         self._timed = (0, 0.0)  # images, and seconds spent on their gradients, since the speed was last published
+        self._publisher: Any = None  # if this replica is on a GPU, and has sent or mixed without waiting
 
     @property
     def theta(self) -> np.ndarray:
@@ -188,6 +190,8 @@ class Replica(VectorArithmetic):
             with optimizer.on(theta):
                 optimizer.step()
             self.optimizer_steps = optimizer.steps
+        if self._publisher is not None and (publisher := self.publisher()) is not None:
+            publisher.begin()
         self.steps += 1
 
     def apply(self, gradient: np.ndarray) -> None:
@@ -220,7 +224,35 @@ class Replica(VectorArithmetic):
 
     def mix(self, other: np.ndarray, weight: float, start: int = 0) -> None:
         """theta[start:stop] <- theta + weight * (other - theta), where stop = start + the length of `other`."""
+        if (publisher := self.publisher()) is not None:
+            with self.fabric.working("mix", other.size):
+                publisher.mix(other, weight, start)
+            self.touch()
+            return
         self.mix_into(self.theta[start : start + other.size], other, weight)
+
+    def outgoing(self) -> np.ndarray:
+        """Return theta to send. On a GPU, that of the step before: no step waits for its copy (cuda_publish.py)."""
+        publisher = self.publisher()
+        return self.theta if publisher is None else publisher.outgoing()
+
+    def publisher(self) -> Any:
+        """Return what exchanges the weights with a GPU, or None if this replica is on the CPU."""
+        if self.own or self.engine.arena.gpu is None:
+            return None
+        if self._publisher is None or self._publisher.gpu is not self.engine.arena.gpu:
+            from minidl.engine.cuda_publish import Publisher
+
+            self._publisher = Publisher(self.engine.arena)
+        return self._publisher
+
+    def compile_arithmetic(self) -> None:
+        """Compile the kernels of all operations, also of those on a GPU."""
+        super().compile_arithmetic()
+        if (publisher := self.publisher()) is not None:
+            from minidl.program.cuda_launches import compile_all
+
+            compile_all(self.engine.arena.gpu, publisher.kernels(), silent)
 
     def mix_movement(self, velocity: np.ndarray, before: np.ndarray, weight: float) -> None:
         """velocity <- velocity + weight * (m - velocity), where m = (before - theta) / lr. `before` is overwritten."""

@@ -43,7 +43,8 @@ examples:
   python -m minidl.simulate --scenario 4711
 """
 # Options of training that do not apply: a simulation is one process, and saves only at its end.
-LEFT_OUT = ("workers", "device", "devices", "max_workers", "parts", "keep", "stall", "join", "evaluate")
+LEFT_OUT = ("workers", "device", "devices", "precision", "max_workers", "parts", "keep", "stall", "join",
+            "evaluate")  # fmt: skip
 
 
 MOST_SEEDS = 2**53

@@ -57,6 +57,9 @@ class Quadratic(VectorArithmetic):
         self.update()
         self.steps -= 1
 
+    def outgoing(self) -> np.ndarray:
+        return self.theta
+
     def touch(self) -> None:
         """There are no other forms of the weights."""
 

@@ -43,7 +43,9 @@ def test_a_file_for_each_cpu_and_commit(tmp_path: Path) -> None:
 
 
 def test_what_it_refuses(root: Path) -> None:
-    for given, named in (("", "--json"), ('{"rows": []}', "no ratios"), ("[1, 2]", "--json"), ("no json", "--json")):
+    disturbed = json.dumps({"rows": [{"name": "a", "value": 1, "unit": "x"}], "machine": {"disturbed": True}})
+    refused = {disturbed: "other processes", '{"rows": []}': "no ratios", "": "--json", "[1]": "--json", "x": "--json"}
+    for given, named in refused.items():
         command = [sys.executable, "bench/keep.py"]
         done = subprocess.run(command, cwd=root, input=given, capture_output=True, text=True)
         assert done.returncode == 2 and named in done.stderr and "Traceback" not in done.stderr

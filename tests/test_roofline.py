@@ -174,6 +174,11 @@ def test_the_products_of_a_recorded_step_are_those_of_its_layers(model: str) -> 
     assert all(math.isfinite(stream.distance) for work in works for stream in work.streams)  # the step is repeated
 
 
+def test_a_machine_that_others_use_is_noticed() -> None:
+    assert not roofline.disturbed([rates(1), rates(2)]) and not roofline.disturbed([rates(1)])
+    assert roofline.disturbed([rates(1), rates(2)._replace(fma=1.1e9)])
+
+
 def test_the_table_of_a_step() -> None:
     program, _ = roofline.build("mlp", 8, predict=True)
     lines = roofline.lines_of(program, [rates(), rates(2)], 1)

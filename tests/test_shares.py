@@ -116,6 +116,9 @@ class LeastSquares(VectorArithmetic):
     def mix(self, other: np.ndarray, weight: float, start: int = 0) -> None:
         self.mix_into(self.theta, other, weight)
 
+    def outgoing(self) -> np.ndarray:
+        return self.theta
+
     def touch(self) -> None:
         """There are no other forms of the weights."""
 

@@ -15,7 +15,7 @@
 Push with --mix mass is GoSGD (Blot, Picard, Cord, Thome 2016). Georgiev and Gurov (LSSC 2019) compare several ways of
 exchange. Quasi-global momentum is from Lin et al. (ICML 2021). A message holds the whole model. With --block layers it
 holds one layer, in cyclic order, and each layer has a separate mass. With --adaptive, a block is exchanged when it has
-changed enough (adaptive.py).
+changed enough (adaptive.py). A replica on a GPU sends its model of the step before, so that no step waits for a copy.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Gossip(adaptive.Adaptive):
         """Begin an exchange of a block with a peer."""
         config, peer = self.config, self.choose(chance)
         if config.exchange == "pull":
-            self.fabric.publish(self.momentum.parts(*self.blocks[block]), self.header(block))
+            self.fabric.publish(self.momentum.outgoing(*self.blocks[block]), self.header(block))
         elif peer is None or not (self.swaps.begin(peer) if self.swaps else self.request(peer, block)):
             return  # nothing was sent: the next exchange uses the same block
         self.begun += 1
@@ -160,7 +160,7 @@ class Gossip(adaptive.Adaptive):
         """Send a block of x_i with a share of its mass. If this fails, keep the mass and return False."""
         share = self.weighing.share(block)
         if not share or not self.fabric.send(
-            peer, *self.momentum.parts(*self.blocks[block]), header=self.header(block, share, reply)
+            peer, *self.momentum.outgoing(*self.blocks[block]), header=self.header(block, share, reply)
         ):
             return False
         self.weighing.sent(block, share)

@@ -47,6 +47,10 @@ class Momentum:
         """Return the vectors to send for theta[start:stop]."""
         return (self.replica.theta[start:stop],)
 
+    def outgoing(self, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, ...]:
+        """As `parts`, but a replica on a GPU does not wait: it sends the vectors of the step before."""
+        return (self.replica.outgoing()[start:stop],)
+
     def mix(self, message: Message, weight: float) -> None:
         """x <- x + weight * (x_sender - x), for the range of theta that the message holds."""
         self.replica.mix(message.vector, weight, message.header.start)
@@ -73,6 +77,8 @@ class Mixed(Momentum):
 
     def parts(self, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, ...]:
         return self.replica.theta[start:stop], self.replica.state["velocity"][start:stop]
+
+    outgoing = parts
 
     def mix(self, message: Message, weight: float) -> None:
         start, length = message.header.start, message.vector.size // 2

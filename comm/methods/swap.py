@@ -60,7 +60,7 @@ class Swaps:
         """Send the model and keep a copy, if possible."""
         if not self.push(peer, reply):
             return False
-        self.sent[peer] = np.concatenate(self.momentum.parts())
+        self.sent[peer] = np.concatenate(self.momentum.outgoing())
         return True
 
     def send_owed(self) -> None:

@@ -1,4 +1,5 @@
-"""Convolutions on a GPU: matrix products whose first matrix is read from the image (cuda_convolve.py)."""
+"""Convolutions on a GPU: matrix products whose first matrix is read from the image (cuda_convolve.py), or Winograd's
+form, where it is predicted to take less time (cuda_winograd.py)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from minidl.engine.device import address
 from ..matmul.cuda import choose_tile
 from ..matmul.cuda_loader import DEPTH, THREADS
 from ..matmul.cuda_tile import Tile
+from . import cuda_winograd as winograd_form
 from .cuda_channels import COLUMNS, convolve_channels, weight_gradient_channels
 from .cuda_convolve import convolution
 from .cuda_few import LARGEST, LONGEST
@@ -31,11 +33,18 @@ WEIGHT_TILES = {  # bytes of an element -> tiles of dweight
 def forward_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    """Return the number of elements of scratch: 0."""
-    return 0
+    """Return the number of elements of scratch: planes of Winograd's form, or 0."""
+    out = output_size(x_shape, w_shape, stride, padding, dilation)
+    fewer = winograd and winograd_form.pays(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
+    return winograd_form.forward_scratch(x_shape, w_shape, padding) if fewer else 0
 
 
-backward_input_scratch = forward_scratch
+def backward_input_scratch(
+    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
+) -> int:
+    """Return the number of elements of backward_input's scratch."""
+    fewer = winograd and winograd_form.pays(x_shape[1:3], w_shape[:2], w_shape[3], x_shape[3], stride, dilation, groups)
+    return winograd_form.backward_input_scratch(x_shape, w_shape, padding) if fewer else 0
 
 
 def backward_weight_scratch(
@@ -79,6 +88,9 @@ def forward(
     groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
     out = y.shape[1], y.shape[2]
+    if winograd and winograd_form.pays(out, weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups):
+        winograd_form.forward(x, weight, bias, scale, shift, shortcut, relu, padding, scratch, y)
+        return
     for g in passes(x.shape, weight.shape, out, False, groups, stride, padding, dilation):
         _convolve(x, weight, bias, scale, shift, shortcut, relu, y, g, False)
 
@@ -88,6 +100,10 @@ def backward_input(
     winograd: bool, scratch: ndarray, dx: ndarray,
 ) -> None:  # fmt: skip
     out, none = (dy.shape[1], dy.shape[2]), dy[:0]
+    size = dx.shape[1], dx.shape[2]
+    if winograd and winograd_form.pays(size, weight.shape[:2], dy.shape[3], dx.shape[3], stride, dilation, groups):
+        winograd_form.backward_input(dy, weight, shortcut, padding, scratch, dx)
+        return
     for g in passes(dx.shape, weight.shape, out, True, groups, stride, padding, dilation):
         _convolve(dy, weight, none, none, none, shortcut, False, dx, g, True)
 

@@ -14,6 +14,7 @@ from numba import int32, uint32, uint64
 from numpy import ndarray
 
 from minidl.engine.cuda import cuda, device, kernel, launch
+from minidl.engine.cuda_memory import get
 
 from ..elementwise.quads import QUAD, blocks, first, load, store, whole
 from .reference import GOLDEN as GOLDEN_NUMBER
@@ -40,8 +41,8 @@ def _mix32(z: Any, key: Any) -> Any:
     return uint32(z ^ (z >> uint32(14)))
 
 
-@kernel()
-def _dropout(x: ndarray, factor: float, threshold: int, seed: int, offset: int, y: ndarray, whole: int) -> None:
+@device
+def _mask(x: ndarray, factor: float, threshold: int, seed: int, offset: int, y: ndarray, whole: int) -> None:
     """An element is kept if its 31 random bits are not below the threshold: if `uniform` of reference.py is >= p."""
     i, n = first(), int32(y.size)
     v = cuda.local.array(QUAD, x.dtype)
@@ -58,8 +59,23 @@ def _dropout(x: ndarray, factor: float, threshold: int, seed: int, offset: int, 
     store(y, i, n, whole, v)
 
 
-def dropout(x: ndarray, p: float, seed: int, offset: int, y: ndarray) -> None:
+@kernel()
+def _dropout(x: ndarray, factor: float, threshold: int, seed: int, offset: int, y: ndarray, whole: int) -> None:
+    _mask(x, factor, threshold, seed, offset, y, whole)
+
+
+@kernel()
+def _dropout_at(x: ndarray, factor: float, threshold: int, place: ndarray, offset: int, y: ndarray, whole: int) -> None:
+    """place: (seed, start). The same launch draws other numbers when they change, as in a captured step."""
+    _mask(x, factor, threshold, get(place, 0), uint64(get(place, 1) + offset), y, whole)
+
+
+def dropout(x: ndarray, p: float, seed: int | ndarray, offset: int, y: ndarray) -> None:
+    """seed: on a GPU also a vector of uint64, (seed, start); `offset` then counts from `start`."""
     factor = x.dtype.type(1 / (1 - p) if p < 1 else 0)
     threshold = np.uint32(math.ceil(p * 2**31))
+    if isinstance(seed, ndarray):
+        launch(_dropout_at, blocks(y.size), x, factor, threshold, seed, np.uint64(offset), y, whole(y, x))
+        return
     positions = np.uint64(seed & MASK64), np.uint64(offset)
     launch(_dropout, blocks(y.size), x, factor, threshold, *positions, y, whole(y, x))

@@ -18,7 +18,7 @@ TILES = {  # of 256 threads: bytes of an element -> tiles, from narrow to wide
     4: (Tile(512, 8, 4, 4), Tile(256, 16, 4, 4), Tile(256, 32, 8, 4), Tile(128, 64, 8, 4), Tile(128, 128, 8, 8)),
     8: (Tile(256, 16, 4, 4), Tile(128, 32, 4, 4), Tile(64, 64, 4, 4)),
 }
-NARROW = (Tile(512, 8, 8, 8), Tile(256, 16, 4, 4), Tile(256, 32, 8, 8))  # of 64 to 256 threads, for float32
+NARROW = (Tile(512, 8, 8, 8), Tile(256, 16, 4, 4), Tile(256, 32, 8, 8, blocks=3))  # of 64 to 256 threads
 MEDIUM = Tile(128, 64, 8, 8)
 
 
@@ -54,14 +54,15 @@ def _wide(vector: int, *arrays: ndarray) -> bool:
 
 
 def _product(a: ndarray, b: ndarray, bias: ndarray, relu: bool, out: ndarray, a_along: bool, b_along: bool) -> None:
-    (rows, columns), item = out.shape, out.itemsize
-    depth = a.shape[1] if a_along else a.shape[0]
+    """The arrays may have a first axis, of planes that are multiplied with each other."""
+    (rows, columns), item, planes = out.shape[-2:], out.itemsize, out.ndim > 2
+    depth = a.shape[-1] if a_along else a.shape[-2]
     across = [x for x, is_along in ((a, a_along), (b, b_along)) if not is_along]
     wide = _wide(4, out, *across)
     tile = _tile(columns, item, wide and not a_along)
-    compute = product(tile, a_along, b_along, wide, item)
-    blocks = -(-rows // tile.rows), -(-columns // tile.columns)
-    launch(compute, blocks, a, b, bias, relu, out, rows, columns, depth, a.shape[1], b.shape[1])
+    compute = product(tile, a_along, b_along, wide, item, planes)
+    blocks = -(-rows // tile.rows), -(-columns // tile.columns), out.shape[0] if planes else 1
+    launch(compute, blocks, a, b, bias, relu, out, rows, columns, depth, a.shape[-1], b.shape[-1])
 
 
 def nn(a: ndarray, b: ndarray, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray) -> None:

@@ -33,12 +33,16 @@ VECTOR = 4  # numbers that are loaded together
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of out: rows x columns for a block, height x width of it for each of its threads."""
+    """A tile of out: rows x columns for a block, height x width of it for each of its threads.
+
+    blocks: an SM must be able to hold so many; 0: as many as have 512 threads, with 128 registers each
+    """
 
     rows: int
     columns: int
     height: int
     width: int
+    blocks: int = 0
 
     @property
     def threads(self) -> int:
@@ -115,10 +119,11 @@ def multiplier(tile: Tile, a_stride: int, b_stride: int) -> Any:
 
 
 @cache
-def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int) -> Kernel:
+def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int, planes: bool = False) -> Kernel:
     """Return the kernel for a tile. a_along, b_along: whether a's and b's numbers for successive k are neighbours.
 
-    wide: the other matrices, and out, are accessed by 16 bytes. item: bytes of an element.
+    wide: the other matrices, and out, are accessed by 16 bytes. item: bytes of an element. planes: the third dimension
+    of the grid counts products, whose matrices follow one another in memory.
     """
     ROWS, COLUMNS, HEIGHT, WIDTH, THREADS = tile.rows, tile.columns, tile.height, tile.width, tile.threads
     loader = across if wide else elements
@@ -142,6 +147,7 @@ def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int) -> 
         thread = int32(cuda.threadIdx.x)
         y, x = position(thread)
         row0, column0 = int32(cuda.blockIdx.x * ROWS), int32(cuda.blockIdx.y * COLUMNS)
+        plane = int32(cuda.blockIdx.z) if planes else int32(0)
         if depth > 0:
             ak, ai = first_a(thread)
             bk, bi = first_b(thread)
@@ -154,6 +160,8 @@ def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int) -> 
                 b_at, b_next = int32((column0 + bi) * b_step + bk), int32(DEPTH)
             else:
                 b_at, b_next = int32(bk * b_step + column0 + bi), int32(DEPTH * b_step)
+            if planes:
+                a_at, b_at = int32(a_at + plane * rows * depth), int32(b_at + plane * depth * columns)
             to_a, to_b = int32(ak * A_STRIDE + ai), int32(bk * B_STRIDE + bi)
             at_a, at_b = int32(y * VECTOR), int32(x * VECTOR)
             part = int32((depth - 1) % DEPTH + 1)
@@ -203,15 +211,16 @@ def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int) -> 
         for i in range(HEIGHT):
             m = int32(row0 + y * VECTOR + i % VECTOR + i // VECTOR * (ROWS // 2))
             if m < rows:
+                row = int32(plane * rows + m) if planes else m
                 for half in range(WIDTH // VECTOR):
                     n = int32(column0 + x * VECTOR + half * (COLUMNS // 2))
                     j = half * VECTOR
                     if wide:
                         if n < columns:
-                            store4(out, m * columns + n, (sums[i, j], sums[i, j + 1], sums[i, j + 2], sums[i, j + 3]))
+                            store4(out, row * columns + n, (sums[i, j], sums[i, j + 1], sums[i, j + 2], sums[i, j + 3]))
                     else:
                         for more in range(VECTOR):
                             if n + more < columns:
-                                put(out, m * columns + n + more, sums[i, j + more])
+                                put(out, row * columns + n + more, sums[i, j + more])
 
-    return kernel(THREADS, blocks_per_sm=512 // THREADS)(product)
+    return kernel(THREADS, blocks_per_sm=tile.blocks or 512 // THREADS)(product)

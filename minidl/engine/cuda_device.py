@@ -33,6 +33,7 @@ from minidl.engine.device import address
 from minidl.errors import ConfigError, MinidlError
 
 LEAST = (8, 0)  # compute capability: kernels copy to shared memory in the background
+ON_TENSOR_CORES = ("matmul",)  # operations with kernels of other precisions: cuda_tf32.py, cuda_bf16.py
 MIB = 2**20
 WORD = 8  # bytes
 
@@ -54,10 +55,12 @@ class DeviceMemory:
 
 
 class Gpu:
-    """One GPU. `open_gpu` makes it."""
+    """One GPU. `open_gpu` makes it. precision: of `PRECISIONS` (gpus.py)."""
 
-    def __init__(self, number: int) -> None:
-        self.name, self.driver = f"cuda:{number}", cuda_driver.load()
+    sum_parts = 256  # see Device: about two blocks for each SM, and the same number on each GPU
+
+    def __init__(self, number: int, precision: str = "float32") -> None:
+        self.name, self.driver, self.precision = f"cuda:{number}", cuda_driver.load(), precision
         driver, count = self.driver, self.driver.get("cuDeviceGetCount")
         if number >= count:
             names = ", ".join(f"cuda:{i}" for i in range(count))
@@ -75,9 +78,7 @@ class Gpu:
         with self.errors():
             self._context = driver.get("cuDevicePrimaryCtxRetain", handle, kind=ctypes.c_void_p)
             self.use()
-            self.main, self.copies = (
-                driver.get("cuStreamCreate", cuda_driver.NON_BLOCKING, kind=ctypes.c_void_p) for _ in range(2)
-            )
+        self.main, self.copies = self.stream(), self.stream()
         self._functions: dict[tuple[Any, ...], int] = {}
         self.captures = True  # whether the driver makes graphs of launches
 
@@ -155,6 +156,18 @@ class Gpu:
                 self.driver.cuMemcpyDtoHAsync_v2(address(array), place, array.nbytes, self.main)
             self.driver.cuStreamSynchronize(self.main)
 
+    def copy(self, source: int, to: int, nbytes: int, stream: int | None = None) -> None:
+        """Copy memory of the device to another place on the device."""
+        self.use()
+        with self.errors():
+            self.driver.cuMemcpyDtoDAsync_v2(to, source, nbytes, stream or self.main)
+
+    def fetch_later(self, place: int, array: np.ndarray, stream: int) -> None:
+        """Begin to copy memory of the device into a pinned array. It has arrived when a later event has happened."""
+        self.use()
+        with self.errors():
+            self.driver.cuMemcpyDtoHAsync_v2(address(array), place, array.nbytes, stream)
+
     def clear(self, memory: DeviceMemory) -> None:
         """Fill memory with zeros."""
         self.use()
@@ -167,6 +180,12 @@ class Gpu:
         self.use()
         with self.errors():
             self.driver.cuStreamSynchronize(self.main)
+
+    def stream(self) -> int:
+        """Return a new stream, which waits for no other one by itself."""
+        self.use()
+        with self.errors():
+            return self.driver.get("cuStreamCreate", cuda_driver.NON_BLOCKING, kind=ctypes.c_void_p)
 
     def event(self) -> int:
         self.use()
@@ -192,7 +211,12 @@ class Gpu:
 
     def kernels(self, op: str) -> ModuleType:
         """Return the functions of an op: see `kernels`."""
-        return kernels(op)
+        return kernels(self.file(op))
+
+    def file(self, op: str) -> str:
+        """Return which file has the functions of an op for this precision, such as matmul.cuda_tf32."""
+        other = self.precision != "float32" and op in ON_TENSOR_CORES
+        return f"{op}.cuda_{self.precision}" if other else f"{op}.cuda"
 
     def function(self, kernel: Kernel, signature: tuple[Any, ...]) -> int:
         """Return the driver's handle of a kernel for arguments of these types."""
@@ -233,14 +257,15 @@ class Gpu:
             yield
 
 
-def kernels(op: str) -> ModuleType:
-    """Return kernels/<op>/cuda.py. Raises ConfigError if there is none."""
+def kernels(file: str) -> ModuleType:
+    """Return a file of kernels, such as matmul.cuda. Raises ConfigError if there is none."""
+    name = f"minidl.kernels.{file}"
     try:
-        return importlib.import_module(f"minidl.kernels.{op}.cuda")
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != f"minidl.kernels.{op}.cuda":
+        if error.name != name:
             raise
-        raise ConfigError(f"{op} has no kernels for a GPU") from None
+        raise ConfigError(f"{file.split('.')[0]} has no kernels for a GPU") from None
 
 
 def _check_version(driver: cuda_driver.Driver) -> None:
@@ -255,6 +280,6 @@ def _check_version(driver: cuda_driver.Driver) -> None:
 
 
 @cache
-def open_gpu(name: str) -> Gpu:
+def open_gpu(name: str, precision: str = "float32") -> Gpu:
     """Return the GPU with this name, such as cuda:0. Raises ConfigError if it cannot be used."""
-    return Gpu(int(name.removeprefix("cuda:")))
+    return Gpu(int(name.removeprefix("cuda:")), precision)

@@ -41,6 +41,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {  # name -> types of the arguments, as 
     "cuMemFreeHost": (c_void_p,),
     "cuMemcpyHtoDAsync_v2": (ADDRESS, c_void_p, c_size_t, c_void_p),
     "cuMemcpyDtoHAsync_v2": (c_void_p, ADDRESS, c_size_t, c_void_p),
+    "cuMemcpyDtoDAsync_v2": (ADDRESS, ADDRESS, c_size_t, c_void_p),
     "cuMemsetD8Async": (ADDRESS, c_ubyte, c_size_t, c_void_p),
     "cuStreamCreate": (OUT, c_uint),
     "cuStreamSynchronize": (c_void_p,),

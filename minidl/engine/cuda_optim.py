@@ -15,7 +15,7 @@ import numpy as np
 from minidl.engine.cuda_array import OnDevice, array_at
 from minidl.engine.cuda_device import DeviceMemory, Gpu
 
-Call = tuple[str, str, tuple[Any, ...]]  # op, kernel, arguments
+Call = tuple[str, str, tuple[Any, ...]]  # file of kernels, kernel, arguments
 
 
 class OptimOnGpu:
@@ -54,7 +54,7 @@ class OptimOnGpu:
     def _call(self, name: str, *arguments: Any) -> None:
         there = tuple(self._there(a) if type(a) is np.ndarray else a for a in arguments)
         if self._collected is not None:
-            self._collected.append(("optim", name, there))
+            self._collected.append((self._gpu.file("optim"), name, there))
             return
         with self._gpu.running():
             getattr(self._table, name)(*there)

@@ -46,6 +46,7 @@ class Device:
 
     _made: ClassVar[dict[str, Device]] = {}
     name: str
+    sum_parts = 32  # the most parts of a sum: a constant, so that sums do not depend on the number of threads
 
     def __new__(cls, name: str) -> Device:
         if name not in DEVICES:

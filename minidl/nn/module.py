@@ -184,15 +184,19 @@ class Module:
             self.statistics.move(gpu)
         return self.arena
 
-    def to(self: Self, device: str) -> Self:
+    def to(self: Self, device: str, precision: str = "float32") -> Self:
         """Train and predict on a device from now on: a GPU, "cuda:0", or "cpu".
 
         Recorded steps (`fit`, `predict`, `evaluate`, optimizers) then run there. Code that reads parameters, and models
-        that cannot be recorded, still compute on the CPU: the values are copied when they are needed. Raises
-        ConfigError if the device cannot be used.
+        that cannot be recorded, still compute on the CPU: the values are copied when they are needed.
+
+        precision: what matrix products on a GPU multiply: float32, or tf32 or bf16 on its tensor cores. Raises
+        ConfigError if the device cannot be used, or not with this precision.
         """
-        gpu = open_gpu(device)
+        gpu = open_gpu(device, precision)
         arenas = self.flatten(), self.statistics
+        if precision != "float32" and self.flatten().dtype != np.float32:
+            raise ConfigError(f"precision {precision}: the weights are {self.flatten().dtype}; expected float32")
         for arena in arenas:
             if arena is not None:
                 arena.move(gpu)

@@ -8,7 +8,6 @@ import numpy as np
 
 from minidl.engine.device import Device, address
 
-CHUNKS = 32  # the maximum number of parts of a sum: a constant, so that sums do not depend on the number of threads
 ROWS = 64  # the minimum number of rows per part: with fewer, the partial sums need much memory
 NUMBERS = 8192  # the minimum number of elements per part: with fewer, a thread costs more than it saves
 
@@ -60,7 +59,7 @@ def partial_sums(device: Device, rows: int, outer: int, inner: int) -> np.ndarra
     A kernel computes `outer` sums, each over `rows` rows of `inner` elements. It divides the rows of each sum into
     parts, sums the parts in parallel, and then adds these partial sums.
     """
-    parts = max(1, min(CHUNKS // max(1, outer), rows // ROWS, rows * outer * inner // NUMBERS))
+    parts = max(1, min(device.sum_parts // max(1, outer), rows // ROWS, rows * outer * inner // NUMBERS))
     return device.empty((parts, outer, inner), np.dtype(np.float64))
 
 

@@ -11,7 +11,7 @@ from minidl.engine.autograd import Function
 from minidl.engine.device import Device
 from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
-from minidl.ops.arrays import CHUNKS, NUMBERS
+from minidl.ops.arrays import NUMBERS
 
 
 def _pixels(x: np.ndarray) -> np.ndarray:
@@ -48,7 +48,7 @@ class GroupNorm(Function):
         dx, dweight, dbias = (self.device.empty(shape, dy.dtype) for shape in (dy.shape, channels, channels))
         images = _pixels(self.x)
         # The number of partial sums depends only on the shape, so the bits do not depend on the number of threads.
-        parts = max(1, min(CHUNKS, images.shape[0], images.size // NUMBERS))
+        parts = max(1, min(self.device.sum_parts, images.shape[0], images.size // NUMBERS))
         partial = self.device.empty((parts, 2, *channels), np.dtype(np.float64))
         self.device.group_norm.group_norm_backward(
             _pixels(dy), images, self.weight, self.bias, self.mean, self.rstd, False, partial,

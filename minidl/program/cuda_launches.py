@@ -1,6 +1,6 @@
 """The launches that a call of kernels/<op>/cuda.py makes, and their compilation by several processes.
 
-A call is (op, kernel, arguments). Its arrays are only addresses: the functions of cuda.py choose kernels and blocks by
+A call is (file, kernel, arguments). Its arrays are addresses: the functions of cuda.py choose kernels and blocks by
 shapes, types and alignment. Worker processes (`python -m minidl.program.cuda_launches`) read a line of JSON for each
 kernel to compile, with the call that launches it; this process then loads the kernel from the cache.
 """
@@ -24,7 +24,7 @@ from minidl.program.precompile import OnProgress, compile_in_processes, serve, w
 BOUNDARY = 256  # bytes: the alignment of memory on a GPU
 APART = 1 << 48  # bytes between the regions of a step; addresses of the host are below
 
-Call = tuple[str, str, Sequence[Any]]  # op, kernel, arguments
+Call = tuple[str, str, Sequence[Any]]  # file of kernels such as matmul.cuda, kernel, arguments
 
 
 class Launch(NamedTuple):
@@ -43,11 +43,11 @@ class Launch(NamedTuple):
 Key = tuple[Kernel, tuple[Any, ...]]
 
 
-def launches_of(op: str, name: str, arguments: Sequence[Any]) -> list[Launch]:
+def launches_of(file: str, name: str, arguments: Sequence[Any]) -> list[Launch]:
     """Return the launches of a call."""
     found: list[Launch] = []
     with launch_with(lambda *launch: found.append(Launch(*launch))):
-        getattr(cuda_device.kernels(op), name)(*arguments)
+        getattr(cuda_device.kernels(file), name)(*arguments)
     return found
 
 
@@ -72,8 +72,8 @@ def compile_all(gpu: Gpu, calls: Sequence[Call], progress: OnProgress) -> None:
 
 
 def _encode(cc: tuple[int, int], call: Call, number: int) -> str:
-    op, name, arguments = call
-    return json.dumps([cc, op, name, [_described(argument) for argument in arguments], number])
+    file, name, arguments = call
+    return json.dumps([cc, file, name, [_described(argument) for argument in arguments], number])
 
 
 def _described(argument: Any) -> Any:
@@ -98,9 +98,9 @@ def _argument(described: Any, position: int) -> Any:
 
 
 def _compile_one(line: str) -> bool:
-    cc, op, name, described, number = json.loads(line)
+    cc, file, name, described, number = json.loads(line)
     arguments = [_argument(argument, position) for position, argument in enumerate(described)]
-    kernel, signature = launches_of(op, name, arguments)[number].key
+    kernel, signature = launches_of(file, name, arguments)[number].key
     cuda_cache.load(kernel, signature, (cc[0], cc[1]))
     return cuda_cache.contains(kernel, signature, (cc[0], cc[1]))
 

@@ -1,8 +1,9 @@
 """A recorded step on a GPU: a table of launches (function, blocks, threads, parameters), walked by compiled code.
 
 Where the driver allows it, the walk is captured as a graph, which one call of the driver launches. A graph contains the
-addresses of the regions, so each set of addresses has its own. A step that draws random numbers passes them by value:
-it is walked each time.
+addresses of the regions, so each set of addresses has its own. The first run is not captured: the driver may load a
+kernel at its first launch, which a capture forbids. Random numbers do not stop a capture: their seed and counter are in
+the GPU's memory, where each run writes them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from minidl.program.precompile import OnProgress
 from minidl.program.record import Call, Memory, Place, Recorder
 from minidl.program.table import WORKSPACE, Program
 
+RANDOM = "random"  # the region of (seed, counter), both uint64
 GRAPHS = 8  # that a program keeps: one for each place of a batch, and workspace
 
 
@@ -42,16 +44,15 @@ class ProgramOnGpu(Program):
         self._gpu: Gpu = recorder.gpu
         self._offsets, self._regions = offsets, {WORKSPACE: APART}
         self._copies: dict[int, DeviceMemory] = {}  # address of a constant on the host -> its copy
-        self._graphs: dict[Any, int] = {}  # addresses of the regions -> graph
-        made = [self._call(call, 1, 1) for call in calls]
+        self._graphs: dict[Any, tuple[int, finalize[..., Any]]] = {}  # addresses of the regions -> graph, what frees it
+        self._has_run = False
+        made = [self._call(call) for call in calls]
+        self._random = self._gpu.allocate(2 * WORD if recorder.drawn else 0)
         compile_all(self._gpu, [*made, *also], progress)
         words: list[int] = []
         rows: list[list[int]] = []
-        self._drawing: list[tuple[Call, int]] = []  # calls that draw random numbers, and where their words begin
         relocations: dict[str, list[tuple[int, int]]] = defaultdict(list)  # region -> (word, offset in bytes)
-        for call, kernel_call in zip(calls, made, strict=True):
-            if any(type(argument) is Drawn for argument in call.arguments.values()):
-                self._drawing.append((call, len(words)))
+        for kernel_call in made:
             for launch in launches_of(*kernel_call):
                 rows.append([self._gpu.function(*launch.key), *launch.grid, launch.kernel.threads, len(words)])
                 for argument in launch.arguments:
@@ -65,14 +66,14 @@ class ProgramOnGpu(Program):
         self.table = np.array(rows, np.int64).reshape(-1, 6)
         self.table[:, 5] = address(self._pointers) + WORD * self.table[:, 5]
 
-    def _call(self, call: Call, seed: int, start: int) -> KernelCall:
+    def _call(self, call: Call) -> KernelCall:
         """Return the call with arrays at addresses that stand for a region and an offset."""
         op, name = call.name.split(".")
-        return op, name, [self._argument(value, seed, start) for value in call.arguments.values()]
+        return self._gpu.file(op), name, [self._argument(value) for value in call.arguments.values()]
 
-    def _argument(self, value: Any, seed: int, start: int) -> Any:
+    def _argument(self, value: Any) -> Any:
         if type(value) is Drawn:
-            return seed if value.kind == "seed" else start + value.value
+            return array_at(self._base(RANDOM), (2,), np.uint64) if value.kind == "seed" else value.value
         if type(value) is not Place:
             return value
         memory, offset, like = value
@@ -80,8 +81,11 @@ class ProgramOnGpu(Program):
             return memory.array[offset // like.itemsize :][: like.size].reshape(like.shape)
         if not memory.name:
             offset += self._offsets[memory]
-        base = self._regions.setdefault(memory.name or WORKSPACE, (len(self._regions) + 1) * APART)
-        return array_at(base + offset, like.shape, like.dtype)
+        return array_at(self._base(memory.name or WORKSPACE) + offset, like.shape, like.dtype)
+
+    def _base(self, region: str) -> int:
+        """Return the address that stands for the beginning of a region."""
+        return self._regions.setdefault(region, (len(self._regions) + 1) * APART)
 
     def _relocate(self, array: np.ndarray, at: int, words: list[int], relocations: dict[str, Any]) -> None:
         """Note which region the address in a word is in. The address of a constant is that of a copy on the GPU."""
@@ -104,53 +108,53 @@ class ProgramOnGpu(Program):
             return
         gpu = self._gpu
         gpu.use()
+        bases = {**bases, RANDOM: self._random.address}
         self.bind(bases)
-        if self._drawn:
-            self.draw()
-            self._walk()
-            return
+        self.draw()
         key = tuple(bases.get(name) for name in self._relocations)
-        if key not in self._graphs and gpu.captures:
+        if key not in self._graphs and gpu.captures and self._has_run:
             self._capture(key)
         if key in self._graphs:
             with gpu.errors():
-                gpu.driver.cuGraphLaunch(self._graphs[key], gpu.main)
+                gpu.driver.cuGraphLaunch(self._graphs[key][0], gpu.main)
         else:
             self._walk()
+        self._has_run = True
 
     def _walk(self) -> None:
-        code = walk(self._gpu.driver.launch_address, self.table, self._gpu.main)
-        if code:
-            with self._gpu.errors():
-                self._gpu.driver.check(code, "cuLaunchKernel")
+        with self._gpu.errors():
+            self._launch()
+
+    def _launch(self) -> None:
+        driver = self._gpu.driver
+        driver.check(walk(driver.launch_address, self.table, self._gpu.main), "cuLaunchKernel")
 
     def _capture(self, key: Any) -> None:
         """Make a graph of the launches. If the driver refuses, no step is captured any more."""
-        gpu, driver = self._gpu, self._gpu.driver
+        gpu, driver, graph = self._gpu, self._gpu.driver, c_void_p()
         try:
             driver.cuStreamBeginCapture_v2(gpu.main, cuda_driver.THREAD_LOCAL)
-            self._walk()
-            graph = c_void_p()
-            driver.cuStreamEndCapture(gpu.main, byref(graph))
+            try:
+                self._launch()
+            finally:
+                driver.cuStreamEndCapture(gpu.main, byref(graph))  # also ends one that has failed
             made = driver.get("cuGraphInstantiateWithFlags", graph, 0, kind=c_void_p)
             driver.cuGraphDestroy(graph)
         except DriverError:
             gpu.captures = False
             return
-        self._graphs[key] = made
-        finalize(self, gpu.quietly, "cuGraphExecDestroy", made).atexit = False
+        free = finalize(self, gpu.quietly, "cuGraphExecDestroy", made)
+        free.atexit = False
+        self._graphs[key] = made, free
         if len(self._graphs) > GRAPHS:
-            del self._graphs[next(iter(self._graphs))]
+            _, free = self._graphs.pop(next(iter(self._graphs)))
+            free()
 
     def draw(self) -> None:
-        seed, start = random.draw(self._drawn)
-        for call, at in self._drawing:
-            for _, _, arguments in launches_of(*self._call(call, seed, start)):
-                for argument in arguments:
-                    words = words_of(argument)
-                    if not (isinstance(argument, np.ndarray) and argument.ndim):
-                        self._blocks[at] = words[0]
-                    at += len(words)
+        """Write the position of the next random numbers to the GPU's memory."""
+        if self._drawn:
+            seed, start = random.draw(self._drawn)
+            self._gpu.send(np.array([seed % 2**64, start], np.uint64), self._random.address)
 
     def final(self, region: str, start: int, stop: int) -> int:
         return len(self.table)  # all launches are made together

@@ -11,8 +11,6 @@ from minidl.engine.cuda_device import Gpu
 from minidl.engine.device import ALIGNMENT
 from minidl.program.workspace import Workspace
 
-SHAPES = 4  # of batches, whose memory is kept
-
 
 class WorkspaceOnGpu(Workspace):
     """A workspace in a GPU's memory."""
@@ -40,54 +38,69 @@ class _Place:
     sent: the event after the copy to the GPU; used: the event after the kernels that read the copy.
     """
 
-    def __init__(self, gpu: Gpu, batch: Mapping[str, np.ndarray]) -> None:
-        self.arrays = {name: gpu.pinned(array.shape, array.dtype) for name, array in batch.items()}
-        self.offsets, end = {}, 0
-        for name, array in batch.items():
-            self.offsets[name] = end
-            end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-        self.memory, self.sent, self.used = gpu.allocate(end), gpu.event(), gpu.event()
+    def __init__(self, gpu: Gpu, nbytes: int) -> None:
+        self.pinned, self.memory = gpu.pinned((nbytes,), np.uint8), gpu.allocate(nbytes)
+        self.sent, self.used = gpu.event(), gpu.event()
 
 
 class Batches:
-    """Two places for batches of each shape, filled in turn. A copy waits for the kernels that still read its place."""
+    """Two places for batches, filled in turn. A copy waits for the kernels that still read its place."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._places: dict[Any, list[_Place]] = {}  # shapes -> places; the next one to fill is the first
+        self._places: list[_Place] = []  # the next one to fill is the first
+        self._size = 0  # bytes of each
         self._last: _Place | None = None
         self._ahead: tuple[Any, _Place] | None = None  # arrays, and the place that they have been copied to
 
+    def reserve(self, batch: Mapping[str, np.ndarray]) -> None:
+        """Take memory for batches of this size, if there is not enough. Raises ConfigError if there is too little."""
+        _, size = _layout(batch)
+        if size > self._size:
+            self._gpu.synchronize()
+            for place in self._places:
+                self._gpu.wait(place.sent)
+            self._places, self._last, self._ahead, self._size = [], None, None, 0  # frees the smaller ones first
+            self._places = [_Place(self._gpu, size) for _ in range(2)]
+            self._size = size
+
     def send(self, batch: Mapping[str, np.ndarray]) -> dict[str, int]:
         """Copy a batch to the GPU, unless `send_ahead` has; return the address of each array. Kernels wait for it."""
+        self.reserve(batch)
         if self._ahead and all(self._ahead[0][name] is array for name, array in batch.items()):
             place = self._ahead[1]
         else:
             place = self._copy(batch)
         self._ahead, self._last = None, place
         self._gpu.wait(place.sent, self._gpu.main)
-        return {name: place.memory.address + offset for name, offset in place.offsets.items()}
+        return {name: place.memory.address + offset for name, offset in _layout(batch)[0].items()}
 
     def send_ahead(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Begin to copy the next batch, while the kernels of this one run."""
-        self._ahead = dict(batch), self._copy(batch)
+        """Begin to copy the next batch, while the kernels of this one run. A larger one is not copied."""
+        if _layout(batch)[1] <= self._size:
+            self._ahead = dict(batch), self._copy(batch)
 
     def _copy(self, batch: Mapping[str, np.ndarray]) -> _Place:
         gpu = self._gpu
         if self._last is not None:
             gpu.record(self._last.used, gpu.main)
-        key = tuple((name, array.shape, array.dtype) for name, array in batch.items())
-        places = self._places.pop(key, None) or [_Place(gpu, batch) for _ in range(2)]
-        self._places[key] = places[::-1]  # the last one used is the last in the dict
-        if len(self._places) > SHAPES:
-            gpu.synchronize()
-            del self._places[next(iter(self._places))]
-        place = places[0]
+        self._places.reverse()
+        place = self._places[1]
+        offsets, size = _layout(batch)
         gpu.wait(place.sent)  # the host: the pinned memory may be overwritten
         for name, array in batch.items():
-            place.arrays[name][...] = array
+            part = place.pinned[offsets[name] : offsets[name] + array.nbytes]
+            part.view(array.dtype).reshape(array.shape)[...] = array
         gpu.wait(place.used, gpu.copies)
-        for name, pinned in place.arrays.items():
-            gpu.send(pinned, place.memory.address + place.offsets[name], gpu.copies)
+        gpu.send(place.pinned[:size], place.memory.address, gpu.copies)
         gpu.record(place.sent, gpu.copies)
         return place
+
+
+def _layout(batch: Mapping[str, np.ndarray]) -> tuple[dict[str, int], int]:
+    """Return the offset of each array in a place, and the bytes of all."""
+    offsets, end = {}, 0
+    for name, array in batch.items():
+        offsets[name] = end
+        end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    return offsets, end

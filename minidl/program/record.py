@@ -128,6 +128,7 @@ class Recorder(Device):
 
     def __init__(self, device: Device, gpu: Any = None) -> None:
         self.name, self.device, self.gpu = device.name, device, gpu
+        self.sum_parts = (gpu or device).sum_parts
         self.calls: list[Call] = []
         self.drawn = 0
         self.refused = ""  # why this step cannot be recorded; stays set even if the step's code catches the exception

@@ -76,6 +76,8 @@ class Gradient(Replayed):
         super().__init__(model, **options)
         self.loss = loss
         self.result = (0.0, 0)
+        self.following: Callable[[], tuple[np.ndarray, np.ndarray] | None] | None = None
+        self.ahead: tuple[np.ndarray, ...] = ()  # a batch on its way to the GPU: x, y, and both as kernels need them
 
     def forget(self) -> None:
         self.model.flatten()  # again after a layer was replaced
@@ -129,6 +131,7 @@ class Gradient(Replayed):
             yield start, stop, made / calls
         with self.workspace.lock:
             program.run(bases, made)
+            self._send_ahead()
             loss, correct = self.output(program, "loss").item(), self.output(program, "correct").item()
         self.arena.cleared.clear()
         if self.model.statistics is not None:
@@ -137,11 +140,19 @@ class Gradient(Replayed):
             self.loss(Tensor(np.zeros_like(self.output(program, "logits"))), y)
         self.result = loss, correct
 
-    def send_ahead(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Begin to copy the next batch to the GPU, if the model is on one. The next call must get these arrays."""
-        if self.batches is not None and self.programs:
-            x, y = self._batch(x, y)
+    def announce(self, following: Callable[[], tuple[np.ndarray, np.ndarray] | None]) -> None:
+        """Say which batch (x, y) probably follows that of the next call. It must not change.
+
+        If the model is on a GPU, the next call copies it there, while the GPU computes.
+        """
+        self.following = following
+
+    def _send_ahead(self) -> None:
+        if self.batches is not None and self.following is not None and (following := self.following()) is not None:
+            x, y = self._batch(*following)
             self.batches.send_ahead({"x": x, "y": y})
+            self.ahead = *following, x, y
+        self.following = None
 
     def prepare(self, x: np.ndarray, y: np.ndarray) -> None:
         """Record the step for batches of this shape and compile its kernels, without running it."""
@@ -155,6 +166,8 @@ class Gradient(Replayed):
     def _batch(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if np.asarray(y).dtype.kind not in "iu":
             raise ShapeError(f"Gradient: labels hold {np.asarray(y).dtype}; expected integers")
+        if self.ahead and self.ahead[0] is x and self.ahead[1] is y:
+            return self.ahead[2], self.ahead[3]
         return np.ascontiguousarray(Tensor(x)._data), np.ascontiguousarray(y, np.int64)
 
     def by_tape(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:

@@ -160,6 +160,8 @@ class Replayed:
             try:
                 program = self.programs[key] = self._recorded(fingerprint, batch)
                 self.workspace.reserve(program.workspace_size)
+                if self.batches is not None:
+                    self.batches.reserve(batch)
                 self.refused.pop(key, None)
                 self.not_recorded = ""
             except Unrecordable as error:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from minidl.engine.gpus import PRECISIONS
 from minidl.errors import ConfigError
 from minidl.run import declared
 from minidl.run.options import Option, limits, matches, option, options, unmet
@@ -88,7 +89,8 @@ ABOVE_ZERO, ZERO_OR_MORE, ONE_OR_MORE = limits(above=0), limits(min=0), limits(m
 FRACTION, SEED = limits(min=0, below=1), limits(min=0, max=2**32 - 1)
 
 # Options that may differ when a run is resumed. If `workers` differs, all replicas start from the average.
-FREE = ("data_dir", "device", "threads", "keep", "stall", "workers", "devices", "on_death", "parts", "shares")
+FREE = ("data_dir", "device", "precision", "threads", "keep", "stall", "workers", "devices", "on_death", "parts",
+        "shares")  # fmt: skip
 LENGTH = ("epochs", "steps")  # a resumed run may become longer
 CLAIMING = ("gossip", "fast", "ps", "async-easgd", "eamsgd")  # methods whose replicas claim their batches
 JOINABLE = (*CLAIMING, "dpsgd", "allreduce", "local-sgd")  # methods of jobs that new replicas may join
@@ -185,6 +187,8 @@ class Config:
     seed: int = option(0, "seed of all random numbers: weights, splits, order and so on", group="run", limits=SEED)
     device: str = option("cpu", "where replicas compute; a list of --workers says it for each", group="run",
                          choices=PLACES)
+    precision: str = option("float32", "what matrix products on GPUs multiply; sums are float32", group="run",
+                            choices=PRECISIONS)
     threads: int = option(0, "threads per process; 0: MINIDL_THREADS or one per core (for several --workers: a share "
                           "of the cores); does not change results", group="run", limits=THREADS)
     parts: int = option(1, "groups of a replica's cores, each with its own copy of the weights and its part of the "

@@ -56,7 +56,7 @@ SUMMARY_OF_REPLICAS = schema.record(_RESULT | _OF_REPLICAS, BEST_STEP | _OF_CENT
 CONTINUES = "continues_to"  # in summary.json: the new length of a run that became longer, such as "20 epochs"
 # Options that config.toml of earlier versions lacks: they have their defaults.
 ADDED = ("on_death", "parts", "compress", "messages", "reduce", "adaptive", "balance", "weighting", "staleness",
-         "device", "views", "lookahead")  # fmt: skip
+         "device", "views", "lookahead", "precision")  # fmt: skip
 PAGE = "report.html"
 CLUSTER = "cluster.toml"  # in the folder of a simulated run: the description of its cluster
 

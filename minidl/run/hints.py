@@ -38,6 +38,7 @@ ALIASES = {
     "replicas nproc nprocs np n world-size nproc-per-node num-replicas num-processes processes nodes ranks workers":
         ("workers", "ranks"),
     "gpu gpus cuda cpu no-cuda use-cuda accelerator mps": ("device",),
+    "amp bf16 tf32 mixed-precision allow-tf32": ("precision",),
     "num-threads nthreads omp-num-threads cores cpus n-threads": ("threads",),
     "graph network-topology": ("topology",),
     "partition sharding split noniid non-iid": ("shards",),
@@ -54,7 +55,7 @@ REASONS = {  # names in other tools -> why minidl has no such option
                                                 "your own: --model my_net.py:build",
     "hidden hidden-size hidden-dim layers num-layers depth width units": "the models of minidl have fixed sizes; "
         "train a model of your own: --model my_net.py:build",
-    "amp fp16 bf16 half precision dtype float16 mixed-precision": "minidl trains in float32: leave it out",
+    "fp16 half dtype float16": "minidl trains in float32: leave it out; --precision is for products on a GPU",
     "beta1 beta2 betas eps epsilon": "adam and adamw use the betas 0.9 and 0.999 and eps 1e-8; minidl.optim.Adam takes "
                                      "others",
     "num-classes classes n-classes": "the data set determines the number of classes: leave it out",

@@ -47,6 +47,9 @@ def check_shares(values: Mapping[str, Any]) -> None:
     for name, refused in (("parts", values["parts"] > 1), ("method", values["method"].startswith("hogwild"))):
         if on_gpu and refused:
             raise ConfigError(f"{name} {values[name]} needs cores, and a replica has a GPU: leave one of them out")
+    if values["precision"] != "float32" and not on_gpu:
+        raise ConfigError(f"precision {values['precision']} needs the tensor cores of a GPU, and all replicas compute "
+                          "on cores: add --device cuda:0, or leave it out")  # fmt: skip
     if values.get("balance") in ("static", "dynamic") and values["shards"] != "iid":
         raise ConfigError(f"balance {values['balance']} divides the images of all, and with shards {values['shards']} "
                           "each replica has its own: leave one of them out")  # fmt: skip

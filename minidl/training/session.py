@@ -384,5 +384,5 @@ def prepare(config: Config, rank: int = 0, fresh: bool = True) -> tuple[data.Dat
         if note and not config.quiet and not rank:
             tell(f"minidl: {note}")
     if (device := device_of(config, rank)) != "cpu":
-        model.to(device)
+        model.to(device, config.precision)
     return dataset, model

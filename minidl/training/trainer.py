@@ -98,6 +98,7 @@ class Trainer:
             self.work = Balanced(self.sampler, config, self.fabric)
         else:
             self.work = Divided(self.sampler, config, ranks)
+        self.work.looks_ahead = self.engine.arena.gpu is not None
 
     @property
     def regroups(self) -> bool:
@@ -202,6 +203,8 @@ class Trainer:
         """Make one step on a batch x (B, H, W, C), y (B,); return its mean loss and the number of correct answers."""
         self.replica.weight, self.replica.shares = self._weight(len(y)), self.work.shares()
         self.progress.lr = self.replica.lr = self.config.lr * self.schedule(self.work.position(self.progress))
+        if self.work.looks_ahead:
+            self.engine.gradient.announce(self.work.following)
         try:
             loss = self.method.step((x, y))
         except DivergedError as error:

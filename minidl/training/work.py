@@ -43,10 +43,15 @@ class Work(ABC):
     own_batches: int
     left_out = 0
     seconds = 0.0  # that the gradient of the present step took
+    looks_ahead = False  # whether `following` will be called
 
     @abstractmethod
     def epoch(self, at: Progress) -> Iterator[Batch]:
         """Iterate over this replica's remaining batches of the current epoch. Call `settle` after each step."""
+
+    def following(self) -> Batch | None:
+        """Return the batch that probably follows the present one, or None if it is not known."""
+        return None
 
     @abstractmethod
     def settle(self, at: Progress, images: int, correct: int, loss_sum: float) -> bool:
@@ -121,12 +126,19 @@ class Divided(Work):
         self.epochs = -(-self.planned // len(sampler))
         self.own_batches, self.left_out = len(sampler), sampler.left_out
         self.batches = sampler.replicas * len(sampler)
+        self._following: Batch | None = None
 
     def epoch(self, at: Progress) -> Iterator[Batch]:
-        for batch in self.sampler.epoch(at.epoch, start=at.batch):
-            if at.step == self.planned + at.shift:
-                return
+        batches = self.sampler.epoch(at.epoch, start=at.batch)
+        following = next(batches, None)
+        while following is not None and at.step != self.planned + at.shift:
+            batch, following = following, next(batches, None) if self.looks_ahead else None
+            self._following = following
             yield batch
+            following = following if self.looks_ahead else next(batches, None)
+
+    def following(self) -> Batch | None:
+        return self._following
 
     def settle(self, at: Progress, images: int, correct: int, loss_sum: float) -> bool:
         at.step += 1
@@ -225,6 +237,11 @@ class Claimed(Work):
                 self.pool = None
             if pool:
                 pool.shutdown()  # after the pieces that it prepares: the next epoch trains them
+
+    def following(self) -> Batch | None:
+        """Return the next piece, which a thread prepares. It may still be revoked."""
+        batch = self.requests[0].batch if self.requests else None
+        return None if batch is None else batch.result()
 
     def settle(self, at: Progress, images: int, correct: int, loss_sum: float) -> bool:
         at.step = max(at.step, at.shift + self.steps(self.piece + 1))

@@ -92,16 +92,28 @@ def mutated(folder: str, file: str, old: str, new: str) -> Iterator[ModuleType]:
     before = dict(sys.modules)
     changed = ModuleType(f"minidl.kernels.{file.removesuffix('.py').replace('/', '.')}")
     changed.__package__ = changed.__name__.rpartition(".")[0]
-    for name in [name for name in before if name.startswith(f"minidl.kernels.{folder}.cuda")]:
+    users = tuple(f"minidl.kernels.{one}.cuda" for one in {folder, file.partition("/")[0]})
+    for name in [name for name in before if name.startswith(users)]:
+        package, _, last = name.rpartition(".")
+        vars(before[package]).pop(last, None)
         del sys.modules[name]  # imported again below, or by the changed file
-    sys.modules[changed.__name__] = changed
+    _place(changed.__name__, changed)
     try:
         exec(compile(source.replace(old, new), changed.__name__, "exec"), vars(changed))
         yield module(folder, "cuda")
     finally:
         for name in set(sys.modules) - set(before):
-            del sys.modules[name]
-        sys.modules.update(before)
+            if name.startswith("minidl."):
+                del sys.modules[name]
+        for name in [name for name in before if name.startswith(users) or name == changed.__name__]:
+            _place(name, before[name])
+
+
+def _place(name: str, module: ModuleType) -> None:
+    """Make both `import package.name` and `from package import name` find this module."""
+    package, _, last = name.rpartition(".")
+    sys.modules[name] = module
+    setattr(sys.modules[package], last, module)
 
 
 @cache

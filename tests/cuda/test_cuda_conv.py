@@ -249,7 +249,7 @@ MUTANTS = {  # what is broken: (file, piece, replacement, function, layer)
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", each(5, MUTANTS))
+@pytest.mark.parametrize("broken", each(7, MUTANTS))
 def test_a_broken_convolution_is_found(broken: str) -> None:
     file, old, new, name, layer = MUTANTS[broken]
     with mutated("conv", f"conv/cuda_{file}.py", old, new) as changed, pytest.raises((KernelError, AssertionError)):

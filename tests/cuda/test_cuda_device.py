@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,10 @@ from fake_driver.driver import FakeDriver, Settings
 from minidl.engine import cuda_driver
 from minidl.engine.cuda_array import array_at
 from minidl.engine.cuda_device import Gpu, open_gpu
+from minidl.engine.device import Device
 from minidl.errors import ConfigError, MinidlError
+from minidl.run.config import resolve
+from minidl.training.session import device_of
 
 HANDLES = r"CU(stream|event|function|module|context|graph|graphExec)\b"
 
@@ -105,6 +109,15 @@ def test_events_order_streams(fake: FakeDriver) -> None:
     assert result[0] == 7
 
 
+def test_copies_on_the_device(fake: FakeDriver) -> None:
+    gpu = open_gpu("cuda:0")
+    here, there, result = gpu.allocate(12), gpu.allocate(12), np.zeros(3, np.float32)
+    gpu.send(np.arange(3, dtype=np.float32), here.address)
+    gpu.copy(here.address, there.address, 12)
+    gpu.fetch(there.address, result)
+    np.testing.assert_array_equal(result, [0, 1, 2])
+
+
 def test_too_little_memory() -> None:
     message = "2 MiB more are needed, and 1 MiB are free"
     with installed(Settings(memory=1 << 20)), pytest.raises(ConfigError, match=message):
@@ -137,9 +150,46 @@ def test_devices_that_cannot_be_used(settings: Settings, name: str, message: str
         Gpu(int(name[5:]))
 
 
+@pytest.mark.parametrize("launcher", [{}, {"OMPI_COMM_WORLD_RANK": "{rank}", "OMPI_COMM_WORLD_SIZE": "4",
+                                           "OMPI_COMM_WORLD_LOCAL_RANK": "{local}"},
+                                      {"PMI_RANK": "{rank}", "PMI_SIZE": "4", "MPI_LOCALRANKID": "{local}"}],
+                         ids=["workers", "Open MPI", "MPICH"])  # fmt: skip
+def test_the_ranks_of_a_machine_take_its_gpus_in_turn(launcher: dict[str, str], monkeypatch: Any) -> None:
+    """Under mpiexec, ranks 0 and 2 are on one machine, 1 and 3 on another. Without it, all are on one machine."""
+    config = resolve({"device": "cuda"})
+    found = []
+    with installed(Settings(gpus=2)):
+        for rank in range(4):
+            for name, text in launcher.items():
+                monkeypatch.setenv(name, text.format(rank=rank, local=rank // 2))
+            found.append(device_of(config, rank))
+    expected = (0, 0, 1, 1) if launcher else (0, 1, 0, 1)
+    assert found == [f"cuda:{number}" for number in expected]
+
+
 def test_no_driver() -> None:
     cuda_driver.load.cache_clear()
     try:
         cuda_driver.load()
     except ConfigError as error:
         assert "no NVIDIA driver" in str(error) or "no GPU can be used" in str(error)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 50])
+def test_dropout_reads_seed_and_counter_from_memory(offset: int) -> None:
+    """The same launch draws the numbers of the CPU at each place, also where the keys change (2**32)."""
+    with installed(Settings()) as fake:
+        gpu, x = open_gpu("cuda:0"), np.ones(300, np.float32)
+        memory, source, target = gpu.allocate(16), gpu.allocate(1200), gpu.allocate(1200)
+        gpu.send(x, source.address)
+        for seed, start in ((7, 0), (-3, 2**32 - 100), (2**63 + 5, 2**40)):
+            gpu.send(np.array([seed % 2**64, start], np.uint64), memory.address)
+            place, *vectors = (array_at(m.address, (n,), t) for m, n, t in (
+                (memory, 2, np.uint64), (source, 300, np.float32), (target, 300, np.float32)))  # fmt: skip
+            with gpu.running():
+                gpu.kernels("dropout").dropout(vectors[0], 0.3, place, offset, vectors[1])
+            found, expected = np.empty_like(x), np.empty_like(x)
+            gpu.fetch(target.address, found)
+            Device("cpu").dropout.dropout(x, 0.3, (seed + 2**63) % 2**64 - 2**63, start + offset, expected)
+            np.testing.assert_array_equal(found, expected)
+        assert not fake.error

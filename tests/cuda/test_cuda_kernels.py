@@ -35,7 +35,7 @@ def test_kernel_agrees_with_its_reference(folder: str, kernel: str) -> None:
     registers_hold_everything(folder, kernel, "float32", TARGETS[0])
 
 
-@pytest.mark.parametrize(("folder", "kernel"), each_row(4, KERNELS))
+@pytest.mark.parametrize(("folder", "kernel"), each_row(6, KERNELS))
 def test_in_float64(folder: str, kernel: str) -> None:
     for arguments in cuda_cases(folder, kernel, "float64"):
         expected = reference(folder, kernel, arguments)
@@ -43,7 +43,7 @@ def test_in_float64(folder: str, kernel: str) -> None:
     registers_hold_everything(folder, kernel, "float64", TARGETS[0])
 
 
-@pytest.mark.parametrize(("folder", "kernel"), each_row(4, KERNELS))
+@pytest.mark.parametrize(("folder", "kernel"), each_row(6, KERNELS))
 def test_on_the_newer_target(folder: str, kernel: str) -> None:
     for dtype in ("float32", "float64"):
         registers_hold_everything(folder, kernel, dtype, TARGETS[1])

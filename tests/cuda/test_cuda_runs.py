@@ -26,7 +26,7 @@ def build(input_shape, classes):
 """
 OPTIONS = ("--data", "synthetic:96x4x4x1:3", "--batch-size", "16", "--schedule", "constant", "--quiet", "--json",
            "--no-report")  # fmt: skip
-GPU = Settings(definition=True)
+GPU = Settings(definition="reference")
 
 
 @pytest.fixture
@@ -84,6 +84,23 @@ def test_what_can_go_wrong_is_one_line(
     assert message in result.stderr
     assert sum(line.startswith("minidl: error: ") for line in result.stderr.splitlines()) == 1, result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_products_on_tensor_cores_are_an_option(tmp_path: Path, options: tuple[str, ...]) -> None:
+    found = summary(*options, "--device", "cuda:0", "--precision", "tf32", "--steps", "4", "--out",
+                    str(tmp_path / "run"), settings=GPU)  # fmt: skip
+    assert found["steps"] == 4 and 'precision = "tf32"' in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_without_numba_cuda_a_line_says_what_to_install(tmp_path: Path, options: tuple[str, ...]) -> None:
+    script = "import sys; sys.modules['cuda.core'] = None; from minidl.train import main; sys.exit(main(sys.argv[1:]))"
+    words = (*options, "--device", "cuda:0", "--steps", "2", "--out", str(tmp_path / "run"))
+    result = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, cwd=ROOT,
+                            env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+    assert result.returncode == 2
+    assert "needs numba-cuda, which is not installed" not in result.stdout
+    assert [line for line in result.stderr.splitlines() if "pip install 'minidl[cuda13]'" in line] == [
+        line for line in result.stderr.splitlines() if line.startswith("minidl: error: ")]  # fmt: skip
 
 
 def test_a_gpu_and_a_core_train_one_model(tmp_path: Path, options: tuple[str, ...]) -> None:

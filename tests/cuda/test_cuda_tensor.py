@@ -147,7 +147,7 @@ MUTANTS = {  # what is broken: (piece, replacement)
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", each(5, MUTANTS))
+@pytest.mark.parametrize("broken", each(7, MUTANTS))
 def test_a_broken_product_is_found(broken: str) -> None:
     with mutated("matmul", KERNEL, *MUTANTS[broken]), pytest.raises((KernelError, AssertionError)):
         changed = module("matmul", "cuda_tf32")

@@ -26,9 +26,13 @@ class Cost:
 
 @dataclass
 class Counts:
-    """The costs of a launch: {(PTX line, the array or "shared", "read" or "written", bytes per thread): Cost}"""
+    """The costs of launches: {(PTX line, the array or "shared", "read" or "written", bytes per thread): Cost}
+
+    instructions: of PTX, executed by a warp
+    """
 
     costs: dict[tuple[int, str, str, int], Cost] = field(default_factory=lambda: defaultdict(Cost))
+    instructions: int = 0
     line: int = 0
 
     def global_bytes(self) -> int:

@@ -18,6 +18,7 @@ from .memory import Access, Copies, GlobalMemory, SharedMemory, stamp_of
 from .ptx import Instruction, Program, register_type
 
 Dimensions = tuple[int, int, int]
+WARP = 32  # threads
 ENDED = -1  # instead of the number of a basic block
 
 
@@ -106,7 +107,7 @@ class State:
 
     def access(self, address: Any) -> Access:
         row = self.select(self.row)
-        warp = self.threads() // 32
+        warp = self.threads() // WARP
         return Access(np.broadcast_to(address, row.shape), self.stamp(), self.select(self.number), row, warp)
 
     # -- control flow
@@ -122,6 +123,9 @@ class State:
             block = int(self.position[running].min())
             here = running & (self.position == block)
             self.lanes = None if here.all() else np.flatnonzero(here)
+            if self.counts is not None:
+                warps = np.unique(self.threads() // WARP).size
+                self.counts.instructions += warps * len(self.code.program.blocks[block])
             for line, action in self.code.actions(block):
                 self._execute(line, action)
             self._leave(block)

@@ -40,7 +40,7 @@ def replace_library(settings: dict[str, Any]) -> None:
         if fake.settings.definition:
             from .by_definition import by_definition
 
-            _kept.append(by_definition(fake))
+            _kept.append(by_definition(fake, fake.settings.definition))
             _kept[-1].__enter__()  # until the process ends
         return fake
 

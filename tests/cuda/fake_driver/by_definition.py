@@ -1,6 +1,7 @@
 """Kernels by their definition: the fake driver runs kernels/<op>/reference.py instead of the emulator.
 
     with installed(Settings()) as fake, by_definition(fake): ...
+    with installed(Settings()) as fake, by_definition(fake, "cpu"): ...        kernels/<op>/cpu.py, for large networks
 
 Nothing is compiled, so tests of the host code take seconds. A call of an op is then one launch, whose parameters are
 its arrays, their shapes, and its numbers. Programs, memory, copies, streams and graphs are minidl's, as they are.
@@ -30,12 +31,12 @@ VECTOR = 7  # words of a vector
 
 
 @contextmanager
-def by_definition(fake: FakeDriver) -> Iterator[None]:
-    """Replace the kernels of all ops inside the `with` block."""
+def by_definition(fake: FakeDriver, device: str = "reference") -> Iterator[None]:
+    """Replace the kernels of all ops inside the `with` block by those of this device."""
 
     def function(gpu: cuda_device.Gpu, kernel: Kernel, signature: Any) -> int:
         words = sum(VECTOR if hasattr(kind, "ndim") else 1 for kind in signature)
-        work = partial(_run, fake, kernel.function)
+        work = partial(_run, fake, kernel.function, Device(device))
         return fake.add(Function(kernel.name, "", [8] * words, work))
 
     with (
@@ -47,8 +48,9 @@ def by_definition(fake: FakeDriver) -> Iterator[None]:
 
 
 @cache
-def _kernels(op: str) -> Any:
-    """Return a stand-in for kernels/<op>/cuda.py. Functions that are no kernels are the CPU's."""
+def _kernels(file: str) -> Any:
+    """Return a stand-in for a file of kernels, such as matmul.cuda. Functions that are no kernels are the CPU's."""
+    op = file.split(".")[0]
     names = importlib.import_module(f"minidl.kernels.{op}.reference").__all__
     others = vars(importlib.import_module(f"minidl.kernels.{op}.cpu"))
     return SimpleNamespace(**others | {name: _kernel(op, name) for name in names} | {"__all__": names})
@@ -78,7 +80,7 @@ def _kernel(op: str, name: str) -> Callable[..., None]:
 
 @cache
 def _made(op: str, name: str, layout: tuple[Any, ...]) -> Kernel:
-    def definition(words: list[int], host: Callable[[int, int], int]) -> None:
+    def definition(device: Device, words: list[int], host: Callable[[int, int], int]) -> None:
         arguments: list[Any] = []
         at = 0
         for kind in layout:
@@ -95,11 +97,14 @@ def _made(op: str, name: str, layout: tuple[Any, ...]) -> Kernel:
             else:
                 arguments.append(np.array(words[at : at + 1], np.int64).view(kind)[0].item())
                 at += 1
-        getattr(importlib.import_module(f"minidl.kernels.{op}.reference"), name)(*arguments)
+        if op == "dropout" and isinstance(arguments[2], np.ndarray):  # (seed, start), in the GPU's memory
+            seed, start = map(int, arguments[2])
+            arguments[2:4] = seed, start + arguments[3]
+        getattr(getattr(device, op), name)(*arguments)
 
     definition.__name__ = f"{op}.{name}"
     return Kernel(definition, 32, 1)
 
 
-def _run(fake: FakeDriver, definition: Any, words: list[int]) -> Work:
-    return partial(definition, words, fake._host)
+def _run(fake: FakeDriver, definition: Any, device: Device, words: list[int]) -> Work:
+    return partial(definition, device, words, fake._host)

@@ -8,7 +8,7 @@ Each function is a C function pointer (ctypes), so minidl's host code runs as it
 - Kernels run on the emulator, with its checks: bounds, races, barriers. An error there loses the device, and is kept in
   `error`.
 
-Limits: copies in device memory, other launches than cuLaunchKernel, and work that has no stream do not exist. All GPUs
+Limits: other launches than cuLaunchKernel, and work that has no stream do not exist. All GPUs
 are equal. Graphs contain launches only. Nothing happens at the same time.
 """
 
@@ -34,11 +34,13 @@ from minidl.engine.device import address, aligned
 from .streams import Event, Stream, Work
 
 FAR = 1 << 56  # between an address in device memory and that of the host memory which stands for it
-INVALID, OUT_OF_MEMORY, NO_CONTEXT, NO_IMAGE, UNSUPPORTED, FAILED, IN_CAPTURE = 1, 2, 201, 209, 801, 719, 900
+INVALID, OUT_OF_MEMORY, NO_CONTEXT, NO_IMAGE, UNSUPPORTED, FAILED = 1, 2, 201, 209, 801, 719
+IN_CAPTURE, INVALIDATED = 900, 901
 NAMES = {INVALID: b"CUDA_ERROR_INVALID_VALUE", OUT_OF_MEMORY: b"CUDA_ERROR_OUT_OF_MEMORY",
          NO_CONTEXT: b"CUDA_ERROR_INVALID_CONTEXT", NO_IMAGE: b"CUDA_ERROR_NO_BINARY_FOR_GPU",
          UNSUPPORTED: b"CUDA_ERROR_NOT_SUPPORTED", FAILED: b"CUDA_ERROR_LAUNCH_FAILED",
-         IN_CAPTURE: b"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"}  # fmt: skip
+         IN_CAPTURE: b"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+         INVALIDATED: b"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"}  # fmt: skip
 NEED_CONTEXT = ("cuMem", "cuStream", "cuModule", "cuLaunch", "cuGraph", "cuEvent")
 WORDS = 7  # of a vector, among the parameters of a kernel
 SIZES = {"b8": 1, "u8": 1, "s8": 1, "u16": 2, "s16": 2, "u32": 4, "s32": 4, "f32": 4, "b32": 4}  # others: 8 bytes
@@ -56,8 +58,9 @@ class Failure(Exception):
 class Settings:
     """What the fake driver pretends to be.
 
-    eager: do work at once. loads: load cubins. lose_after: the device is lost in this launch; 0: never. definition: run
-    kernels by their definition (by_definition.py); used by `environment` only.
+    captures: make graphs. breaks_captures: accept a capture, and refuse launches during it. eager: do work at once.
+    loads: load cubins. lose_after: the device is lost in this launch; 0: never. definition: "reference" or "cpu", the
+    device whose kernels run instead of compiled ones (by_definition.py); used by `environment` only.
     """
 
     gpus: int = 1
@@ -65,10 +68,11 @@ class Settings:
     capability: tuple[int, int] = (8, 0)
     version: int = 13000
     captures: bool = True
+    breaks_captures: bool = False
     eager: bool = False
     loads: bool = True
     lose_after: int = 0
-    definition: bool = False
+    definition: str = ""
 
 
 @dataclass
@@ -224,6 +228,10 @@ class FakeDriver:
         if not self._is_pinned(to):  # the driver returns only when the copy is done
             self._stream(stream).finish()
 
+    def _cuMemcpyDtoDAsync(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        work = partial(ctypes.memmove, self._host(to, nbytes), self._host(source, nbytes), nbytes)
+        self._stream(stream).add(work)
+
     def _cuMemsetD8Async(self, to: int, value: int, nbytes: int, stream: int) -> None:
         self._stream(stream).add(partial(ctypes.memset, self._host(to, nbytes), value, nbytes))
 
@@ -267,6 +275,8 @@ class FakeDriver:
     def _cuStreamEndCapture(self, handle: int, at: int) -> None:
         stream = self._stream(handle)
         work, stream.captured = stream.captured, None
+        if self.settings.breaks_captures:
+            raise Failure(INVALIDATED)
         self._make(at, work)
 
     def _cuGraphInstantiateWithFlags(self, at: int, graph: int, flags: int) -> None:
@@ -304,6 +314,8 @@ class FakeDriver:
         words = [int.from_bytes(ctypes.string_at(p, n), "little", signed=True) for p, n in sizes]
         if (y, z, shared, extra) != (1, 1, 0, None) or not all(grid):
             raise Failure(INVALID)
+        if self.settings.breaks_captures and self._stream(stream).captured is not None:
+            raise Failure(IN_CAPTURE)
         self._stream(stream).add(self._run(function, grid, threads, words))
 
     def _run(self, function: Function, grid: Any, threads: int, words: list[int]) -> Work:
