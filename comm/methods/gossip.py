@@ -84,8 +84,7 @@ class Gossip(adaptive.Adaptive):
         self.begun = 0  # number of exchanges that this replica has begun
         self.asked: set[int] = set()  # peers whose model this replica expects
         self.owed: dict[int, int] = {}  # replies that could not be sent yet: peer -> block
-        swaps = swap.Swaps(fabric, self.momentum, lambda peer, vector, reply: self.push(peer, 0, reply, vector),
-                      swap.checked(config))  # fmt: skip
+        swaps = swap.Swaps(fabric, self.momentum, self.send_whole, swap.checked(config))
         self.swaps = swaps if config.exchange == "swap" else None
 
     @classmethod
@@ -154,14 +153,19 @@ class Gossip(adaptive.Adaptive):
     def header(self, block: int, share: float = 1.0, reply: bool = False) -> Header:
         return Header(self.blocks[block][0], share, float(self.replica.images), self.replica.steps, reply)
 
-    def push(self, peer: int, block: int, reply: bool = False, instead: np.ndarray | None = None) -> bool:
-        """Send a block of x_i, or `instead`, with a share of its mass. If that fails, keep the mass; return False."""
+    def push(self, peer: int, block: int, reply: bool = False) -> bool:
+        """Send a block of x_i with a share of its mass. If this fails, keep the mass and return False."""
         share = self.weighing.share(block)
-        parts = self.momentum.outgoing(*self.blocks[block]) if instead is None else (instead,)
-        if not share or not self.fabric.send(peer, *parts, header=self.header(block, share, reply)):
+        if not share or not self.fabric.send(
+            peer, *self.momentum.outgoing(*self.blocks[block]), header=self.header(block, share, reply)
+        ):
             return False
         self.weighing.sent(block, share)
         return True
+
+    def send_whole(self, peer: int, model: np.ndarray, reply: bool) -> bool:
+        """Send a model, or its code, for a swap, which moves no mass. Return whether that was possible."""
+        return self.fabric.send(peer, model, header=self.header(0, reply=reply))
 
     def receive(self) -> None:
         """Mix in the models that have arrived."""
