@@ -61,8 +61,10 @@ def test_the_kernel_reads_packed_weights_and_gives_the_same_bits(name: str, dtyp
 def network() -> nn.Sequential:
     """A network with the direct kernel, Winograd's forms, batch norm and a shortcut."""
     nn.seed(0)
-    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), models.Block(16, 32, 2), models.Block(32, 32, 1),
-                         nn.Conv2d(32, 16, 5, padding=2), nn.GlobalAvgPool2d(), nn.Flatten(), nn.Linear(16, 5))  # fmt: skip
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), models.Block(16, 32, 2), models.Block(32, 32, 1),
+        nn.Conv2d(32, 16, 5, padding=2), nn.GlobalAvgPool2d(), nn.Flatten(), nn.Linear(16, 5),
+    )  # fmt: skip
 
 
 def images(count: int = 2) -> np.ndarray:
