@@ -165,7 +165,7 @@ def test_parameters_outside_an_arena_may_change_without_a_version() -> None:
 
 def test_a_loaded_model_keeps_packed_weights(tmp_path: Any) -> None:
     net = models.build("vgg", (8, 8, 3), 4)
-    minidl.save(tmp_path / "vgg.safetensors", net)
+    minidl.save(net, tmp_path / "vgg.safetensors")
     loaded, _ = minidl.load(tmp_path / "vgg.safetensors")
     assert loaded.arena is not None and loaded.arena.holds(dict(loaded.named_parameters()))
 
