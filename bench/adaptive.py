@@ -46,8 +46,8 @@ METHODS: dict[str, list[str]] = {
     # With the rate of `adaptive` and seed 100, 93% of the messages of `fixed-period` are sent.
     "adaptive-as-many": [*GOSSIP, "--inside", "0.9", "--adaptive", "drift", "--exchange-rate", f"{1.075 / PERIOD:.4f}",
                          "--threshold", "0.002"],
-    # It keeps the average of all models, and sends about 6% of the bytes of `each-step` over the link.
-    "adaptive-swap": [*GOSSIP, "--inside", "0.94", "--exchange", "swap", "--adaptive", "drift",
+    # It keeps the average of all models, and sends about 5% of the bytes of `each-step` over the link.
+    "adaptive-swap": [*GOSSIP, "--inside", "0.8", "--exchange", "swap", "--compress", "int8", "--adaptive", "drift",
                       "--exchange-rate", "0.5", "--threshold", "0.002"],
     "hierarchical-period-4": [*GOSSIP, "--inside", "0.9", "--period", "4"],
     "fixed-period": [*GOSSIP, "--inside", "0.9", "--period", str(PERIOD)],

@@ -1,10 +1,10 @@
 """Shares by speed, for real: how much of the sum of the speeds of unequal replicas does a run reach?
 
-    python bench/balance.py [--workers cpu:1,cpu:0.25] [--batch-size 64] [--steps 100]
+    python bench/balance.py [--workers cpu:1,cpu:0.25] [--batch-size 64] [--steps 100] [--turns 3]
 
-The sum is that of `--method local`, in which no replica waits. Then come `allreduce` with equal batches, and with
---balance dynamic. In the middle of the last run, replica 0 is made twice as slow: another process stops it for half of
-each 20 ms, and lets it go on (SIGSTOP, SIGCONT).
+In each turn, `allreduce` trains with equal batches, then with --balance dynamic. The sum is that of `--method local`,
+in which no replica waits, before and after the turn. In the middle of the dynamic run, replica 0 is made twice as slow:
+another process stops it for half of each 20 ms, and lets it go on (SIGSTOP, SIGCONT).
 """
 
 from __future__ import annotations
@@ -79,25 +79,39 @@ def speed(each: list[np.ndarray], start: int, stop: int) -> float:
     return float(images / (each[0][stop - 1, 0] - each[0][start - 1, 0]))
 
 
+def alone(workers: str, batch_size: int) -> list[float]:
+    """Return the images per second of each replica when none waits for another: the fastest first."""
+    free = run(workers, batch_size, 24, "--method", "local")
+    return sorted((float((len(one) - 4) * batch_size / (one[-1, 0] - one[3, 0])) for one in free), reverse=True)
+
+
 def main(options: Any) -> None:
     workers, batch_size, steps = options.workers, options.batch_size, options.steps
-    free = run(workers, batch_size, 24, "--method", "local")
-    speeds = sorted((float((len(one) - 4) * batch_size / (one[-1, 0] - one[3, 0])) for one in free), reverse=True)
-    whole = sum(speeds)
-    print(f"{workers}, resnet20, batch {batch_size}: {', '.join(f'{one:.0f}' for one in speeds)} images/s alone")
-    equal = run(workers, batch_size, 24, "--method", "allreduce")
-    print(f"allreduce, equal batches: {speed(equal, 4, 24) / whole:.1%} of the sum")
-    found = run(workers, batch_size, steps, "--method", "allreduce", "--balance", "dynamic", slowed=steps // 2)
-    half = steps // 2
-    milliseconds = 1e3 * np.diff(found[0][:, 0])[20:half].mean()
-    print(f"dynamic: {speed(found, 20, half) / whole:.1%} of the sum, steps of {milliseconds:.0f} ms, "
-          f"{len({int(images) for one in found for images in one[:-1, 1]})} sizes of batches")  # fmt: skip
-    slower = whole - speeds[0] / 2
-    after = [speed(found, half + k, half + k + WINDOW) / slower for k in range(steps - half - WINDOW)]
-    back = next((k for k, part in enumerate(after) if part >= 0.9), -1)
-    print(f"replica 0 twice as slow: from the 20th step on {speed(found, half + 20, steps) / slower:.1%} "
-          f"of the new sum; 90% from step {back} on; by {WINDOW} steps: "
-          f"{' '.join(f'{part:.0%}' for part in after[::WINDOW])}")  # fmt: skip
+    half, found = steps // 2, dict[str, list[float]]()
+    before = alone(workers, batch_size)
+    for turn in range(options.turns):
+        equal = run(workers, batch_size, 24, "--method", "allreduce")
+        dynamic = run(workers, batch_size, steps, "--method", "allreduce", "--balance", "dynamic", slowed=half)
+        after = alone(workers, batch_size)
+        speeds = [(one + other) / 2 for one, other in zip(before, after)]
+        slower = sum(speeds) - speeds[0] / 2
+        later = [100 * speed(dynamic, half + k, half + k + WINDOW) / slower for k in range(steps - half - WINDOW)]
+        values = {
+            "equal batches, % of the sum": 100 * speed(equal, 4, 24) / sum(speeds),
+            "dynamic, % of the sum": 100 * speed(dynamic, 20, half) / sum(speeds),
+            "slowed: % of the new sum from the 20th step on": 100 * speed(dynamic, half + 20, steps) / slower,
+            "slowed: first step with 90%": next((k for k, part in enumerate(later) if part >= 90), steps),
+            "ms of a dynamic step": 1e3 * float(np.diff(dynamic[0][:, 0])[20:half].mean()),
+            "sizes of batches": len({int(images) for one in dynamic for images in one[:-1, 1]}),
+        }
+        for name, value in values.items():
+            found.setdefault(name, []).append(value)
+        print(f"turn {turn}: alone {', '.join(f'{one:.0f}' for one in speeds)} images/s; slowed, % of the new sum by "
+              f"{WINDOW} steps: {' '.join(f'{part:.0f}' for part in later[::WINDOW])}", flush=True)  # fmt: skip
+        before = after
+    print(f"\n{workers}, resnet20, batch {batch_size}: median, and each turn")
+    for name, each in found.items():
+        print(f"{name:48} {np.median(each):6.1f}   {' '.join(f'{one:.1f}' for one in each)}")
 
 
 if __name__ == "__main__":
@@ -110,4 +124,5 @@ if __name__ == "__main__":
     parser.add_argument("--workers", default="cpu:1,cpu:0.25")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--turns", type=int, default=3)
     main(parser.parse_args())

@@ -23,15 +23,11 @@ def processes(method: str, replicas: int = 3) -> int:
 
 
 class Frozen(Launched):
-    """A job in which replica 1 stops itself in its 20th step. step: in which replica 0 waits for `go`; 0: in none.
-
-    Where replicas claim their batches, the others wait for that in their 15th step, so that they do not claim them all.
-    """
+    """A job in which replica 1 stops itself in its 20th step. step: in which replica 0 waits for `go`; 0: in none."""
 
     def __init__(self, folder: Path, method: str, step: int = 0) -> None:
         self.log, self.out = folder / "log", folder / "run"
-        claims = method in ("gossip", "ps")
-        victims = f"1:20:{STOP}" + ",0:15:-1,2:15:-1" * claims + f",0:{step}:0" * bool(step)
+        victims = f"1:20:{STOP}" + f",0:{step}:0" * bool(step)
         super().__init__(
             processes(method), str(self.log), victims, *RUN, "3", "--method", method, "--out", str(self.out),
             "--stall", "1", program=[COUNTING],

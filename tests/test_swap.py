@@ -13,6 +13,7 @@ from toy_replicas import LINK, Group, config_of, engine_of, run, spread
 
 from minidl.comm.cluster import Cluster, Event, uniform
 from minidl.comm.fabric.base import Column, Fabric, Header, Message, Trust
+from minidl.comm.methods import swap
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.momentum import Mixed, Momentum
 from minidl.comm.methods.swap import NOTHING, Swaps
@@ -48,13 +49,14 @@ def moved(steps: list[int], cluster: Cluster | int, **options: Any) -> tuple[Gro
 @given(
     st.lists(st.integers(5, 40), min_size=2, max_size=5), st.integers(1, 3), st.floats(-6, -2), st.integers(1, 3),
     st.sampled_from(["uniform", "hierarchical"]), st.sampled_from(["none", "drift"]), st.integers(0, 99),
+    st.sampled_from(swap.CODES),
 )  # fmt: skip
 def test_the_average_moves_by_gradients_only(
-    steps: list[int], per_node: int, delay: float, period: int, peer: str, adaptive: str, seed: int
+    steps: list[int], per_node: int, delay: float, period: int, peer: str, adaptive: str, seed: int, compress: str
 ) -> None:
     """Models arrive up to hundreds of steps late, and the replicas stop at different times."""
     slow = uniform(len(steps), per_node, alpha=10**delay, beta=1e-8)
-    _, error = moved(steps, slow, period=period, peer=peer, adaptive=adaptive, seed=seed, inside=0.5)
+    _, error = moved(steps, slow, period=period, peer=peer, adaptive=adaptive, seed=seed, inside=0.5, compress=compress)
     assert error < 1e-5
 
 
@@ -123,7 +125,7 @@ class Lonely:
         self.asked: list[int] = []
         self.free = True
         momentum = Momentum(self.replica, config_of("gossip"))
-        self.swaps = Swaps(self.fabric, momentum, lambda peer, reply: self.free and not self.pushed.append(peer))
+        self.swaps = Swaps(self.fabric, momentum, lambda peer, *model: self.free and not self.pushed.append(peer))
         self.fabric.send = lambda peer, *parts, **header: self.free and not self.asked.append(peer)  # type: ignore[method-assign,assignment]
 
     def receives(self, peer: int, value: float | None) -> None:

@@ -23,11 +23,9 @@ from __future__ import annotations
 import numpy as np
 
 from minidl.comm.fabric.base import Header
-from minidl.comm.methods import adaptive, momentum, peers, weighing
+from minidl.comm.methods import adaptive, momentum, peers, swap, weighing
 from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Mapping, Message, Replica, View
-from minidl.comm.methods.swap import Swaps
 from minidl.data.seeds import Purpose, generator
-from minidl.errors import ConfigError
 from minidl.run.config import Config
 
 OPTIONS = {
@@ -52,6 +50,7 @@ OPTIONS = {
     "peer": {"like": "peers"},
     "inside": {"like": "peers"},
     "topology": {"like": "base", "needs": {"peer": "topology"}},
+    "compress": {"like": "compression", "needs": {"exchange": "swap"}},
     "mix": {"like": "weighing"},
     "block": {
         "default": "whole",
@@ -85,18 +84,16 @@ class Gossip(adaptive.Adaptive):
         self.begun = 0  # number of exchanges that this replica has begun
         self.asked: set[int] = set()  # peers whose model this replica expects
         self.owed: dict[int, int] = {}  # replies that could not be sent yet: peer -> block
-        swaps = Swaps(fabric, self.momentum, lambda peer, reply: self.push(peer, 0, reply))
+        swaps = swap.Swaps(fabric, self.momentum, self.send_whole, swap.checked(config))
         self.swaps = swaps if config.exchange == "swap" else None
 
     @classmethod
     def buffers(cls, size: int, config: Config) -> BufferSpec:
         weighing.kind(config)
         adaptive.checked(config)
-        if config.exchange == "swap" and config.block == "layers":
-            raise ConfigError("exchange swap excludes block layers: it is for whole models; expected block whole")
-        nbytes = 4 * size * momentum.kind(config).vectors
-        return BufferSpec(nbytes, mail={"push": 2, "pull": 1, "push-pull": 3, "swap": 3}[config.exchange],
-                     publish=config.exchange == "pull")  # fmt: skip
+        codec, size = swap.checked(config), size * momentum.kind(config).vectors
+        mail = {"push": 2, "pull": 1, "push-pull": 3, "swap": 3}[config.exchange]
+        return BufferSpec(codec.nbytes(size) if codec else 4 * size, mail, publish=config.exchange == "pull")
 
     def local(self, batch: Batch) -> float:
         """Mix in the models that have arrived, then train."""
@@ -165,6 +162,10 @@ class Gossip(adaptive.Adaptive):
             return False
         self.weighing.sent(block, share)
         return True
+
+    def send_whole(self, peer: int, model: np.ndarray, reply: bool) -> bool:
+        """Send a model, or its code, for a swap, which moves no mass. Return whether that was possible."""
+        return self.fabric.send(peer, model, header=self.header(0, reply=reply))
 
     def receive(self) -> None:
         """Mix in the models that have arrived."""

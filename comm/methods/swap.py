@@ -12,6 +12,8 @@ The rule above is our form of it for messages with a delay.
 
 A replica that receives a model and has sent none sends x_j at once. Within a node messages are fast, so nobody asks.
 
+With --compress bf16 or int8, s_i and s_j are on both sides what the codes stand for, so the average stays the same.
+
 If a replica dies, its unfinished swaps are dropped.
 """
 
@@ -21,23 +23,45 @@ from collections.abc import Callable
 
 import numpy as np
 
+from minidl.comm.codecs import Codec
 from minidl.comm.fabric.base import Column, Fabric, Message
-from minidl.comm.methods import peers
+from minidl.comm.methods import compression, peers
 from minidl.comm.methods.momentum import Momentum
+from minidl.engine.device import aligned
+from minidl.errors import ConfigError
+from minidl.run.config import Config
 
 NOTHING = np.zeros(0, np.float32)
+CODES = ("none", "bf16", "int8")
+
+
+def checked(config: Config) -> Codec | None:
+    """Return the codec of --compress, or None. Raises ConfigError for options that swaps exclude."""
+    if config.exchange != "swap":
+        return None
+    if config.block == "layers":
+        raise ConfigError("exchange swap excludes block layers: it is for whole models; expected block whole")
+    if config.compress not in (None, *CODES):
+        raise ConfigError(f"compress {config.compress} keeps too little of a whole model, which a swap sends; expected "
+                          f"{', '.join(CODES)}")  # fmt: skip
+    return compression.checked(config)
 
 
 class Swaps:
     """The unfinished swaps of a replica. They end when training stops, so a checkpoint has none.
 
-    push(peer, reply): sends the model; returns whether it could. reply: the header's marker, for an answer.
-    sent: by peer, a copy of the model that was sent, and for which none has come. owed: by peer, a model that has come
-    and for which none could be sent yet; None: no model has come, but one of the two asks for a swap.
+    push(peer, vector, reply): sends a model or its code; returns whether it could. reply: the header's marker, for an
+    answer. sent: by peer, the model that was sent, and for which none has come. owed: by peer, a model or code that has
+    come and for which none could be sent yet; None: none has come, but one of the two asks for a swap.
     """
 
-    def __init__(self, fabric: Fabric, momentum: Momentum, push: Callable[[int, bool], bool]) -> None:
-        self.fabric, self.momentum, self.push = fabric, momentum, push
+    def __init__(
+        self, fabric: Fabric, momentum: Momentum, push: Callable[[int, np.ndarray, bool], bool],
+        codec: Codec | None = None,
+    ) -> None:  # fmt: skip
+        self.fabric, self.momentum, self.push, self.codec = fabric, momentum, push, codec
+        if codec:
+            codec.compile()
         self.sent: dict[int, np.ndarray] = {}
         self.owed: dict[int, np.ndarray | None] = {}
         self.incarnations = fabric.status[:, Column.INCARNATION].copy()
@@ -57,11 +81,22 @@ class Swaps:
         return True
 
     def send(self, peer: int, reply: bool = False) -> bool:
-        """Send the model and keep a copy, if possible."""
-        if not self.push(peer, reply):
+        """Send the model and keep what the receiver will know of it, if possible."""
+        vector = np.concatenate(self.momentum.outgoing())
+        if not self.push(peer, self.encode(vector), reply):
             return False
-        self.sent[peer] = np.concatenate(self.momentum.outgoing())
+        self.sent[peer] = vector
         return True
+
+    def encode(self, vector: np.ndarray) -> np.ndarray:
+        """Return what is sent for a vector (n,): itself, or its code. vector <- what the code stands for."""
+        if not self.codec:
+            return vector
+        code = aligned(self.codec.nbytes(vector.size), np.uint8)
+        with self.fabric.working("mix", vector.size, passes=3):
+            self.codec.encode(vector.copy(), code)
+            self.codec.decode(code, vector)
+        return code
 
     def send_owed(self) -> None:
         """Send the models that are owed, if possible. One that was only asked for waits for the present swap."""
@@ -81,14 +116,19 @@ class Swaps:
             self.finish(peer, message.vector)
         elif message.header.marker:
             return  # the answer of one that has died: the swap is dropped
-        elif self.push(peer, True):
+        elif self.send(peer, reply=True):
             self.owed.pop(peer, None)
-            self.momentum.mix(message, 0.5)  # what was sent is x_j itself
+            self.finish(peer, message.vector)
         else:
             self.owed[peer] = message.vector.copy()
 
     def finish(self, peer: int, received: np.ndarray) -> None:
-        self.momentum.move(received, self.sent.pop(peer), 0.5)
+        sent = self.sent.pop(peer)
+        if self.codec:
+            code, received = received, np.empty_like(sent)
+            with self.fabric.working("mix", sent.size):
+                self.codec.decode(code, received)
+        self.momentum.move(received, sent, 0.5)
 
     def end(self, message: Message) -> None:
         """Training has stopped: finish a swap for which this replica has sent its model, and begin none."""

@@ -24,7 +24,7 @@ IMAGES = 48  # of an epoch
 SECONDS = 1e-3  # per image, at speed 1
 FOREVER = 1e6  # seconds of a freeze that does not end
 FIFTH = 5  # every fifth seed draws one of ELASTIC, those that end with SEVEN one of OUTER, the others one of OTHERS
-SEVEN = 7
+SEVEN, EIGHT = 7, 8  # with the seeds that end with EIGHT, gossip swaps
 OTHERS = ("fast", "gossip", "gossip", "ps", "local", "allreduce", "dpsgd", "local-sgd")
 ELASTIC = ("async-easgd", "async-easgd", "eamsgd", "eamsgd", "easgd", "sync-easgd", "hogwild-easgd", "hogwild-sgd")
 OUTER = ("diloco", "diloco", "noloco", "gasloc", "sparta", "epidemic")
@@ -32,6 +32,7 @@ SHARED = ("hogwild-easgd", "hogwild-sgd")  # methods that need one node
 CLAIMED = (*CLAIMING, *SHARED)
 COMPRESSING = ("allreduce", "dpsgd", "ps", "sync-easgd", "easgd", "async-easgd", "eamsgd")  # take --compress
 CODES = ("bf16", "int8", "sign", "topk:0.1", "randk:0.1")
+SWAPPED = ("none", "bf16", "int8")  # codes of gossip by swaps
 DATA = f"synthetic:{IMAGES}x2x2x1:2"
 MODEL = f"{Path(__file__).with_name('tiny.py')}:build"
 # What the engine depends on. There are few variants, because each of them records its step anew.
@@ -248,6 +249,9 @@ class Drawing:
             options["peer"] = self.one_of(("uniform", "hierarchical", "speed", "topology"))
             options["block"] = self.one_of(("whole", "layers"))
             options["period"] = self.one_of((1, 1, 2))
+            if self.seed % 10 == EIGHT:
+                code = SWAPPED[self.seed // 10 % 3]
+                options |= {"exchange": "swap", "mix": "half", "block": "whole", "compress": code}
         elif method == "fast":
             options["exchange"] = self.one_of(("gradients", "gradients", "models"))
             options["max_age"] = self.one_of((1, 8))

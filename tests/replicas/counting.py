@@ -1,8 +1,9 @@
 """A replica of `python -m minidl.train` that writes each piece of work that it settles into a file.
 
 Arguments: the file; RANK:STEPS:SIGNAL, a replica that sends itself a signal in this step; the command line. There may
-be several RANK:STEPS:SIGNAL, separated by commas, or none. A replica with signal 0 waits until the file FILE.go exists,
-one with signal -1 until another replica sends itself a signal. A server counts its updates as steps.
+be several RANK:STEPS:SIGNAL, separated by commas, or none. A replica with signal 0 waits until the file FILE.go exists.
+A server counts its updates as steps. Replicas that claim their batches wait in step STEPS until one sends itself a
+signal: otherwise they could claim all batches before.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ log, victim, *arguments = sys.argv[1:]
 file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 victims = {(int(rank), int(steps)): int(signum) for rank, steps, signum in
            (word.split(":") for word in victim.split(",") if word)}  # fmt: skip
-AWAITED = {0: ".go", -1: ".sent"}
 settle, step, answer, visited = Claimed.settle, Trainer.step, ParameterServer.answer, Served.answer
 
 
@@ -38,11 +38,19 @@ def counted(work: Claimed, at: Progress, *counts: Any) -> bool:
 
 def interrupted(trainer: Trainer, x: Any, y: Any) -> tuple[float, int]:
     result = step(trainer, x, y)
-    signum = signal_in(trainer.fabric.rank, trainer.replica.steps)
-    while signum in AWAITED and not Path(log + AWAITED[signum]).exists():
+    rank, steps, servers = trainer.fabric.rank, trainer.replica.steps, trainer.fabric.servers
+    if signal_in(rank, steps) == 0:
+        wait_for(trainer, ".go")
+    reached = any(steps >= step and signum and other not in servers for (other, step), signum in victims.items())
+    if reached and isinstance(trainer.work, Claimed):
+        wait_for(trainer, ".sent")
+    return result
+
+
+def wait_for(trainer: Trainer, file: str) -> None:
+    while not Path(log + file).exists():
         trainer.check()
         time.sleep(0.01)
-    return result
 
 
 def served(method: ParameterServer, message: Message) -> Any:
@@ -61,7 +69,7 @@ def center_visited(method: Served, visit: Message) -> Any:
 def signal_in(rank: int, steps: int) -> int | None:
     """Return the signal of this step, if there is any. The process sends it to itself."""
     signum = victims.get((rank, steps))
-    if signum is not None and signum > 0:
+    if signum:
         Path(log + ".sent").touch()
         os.kill(os.getpid(), signum)
     return signum
