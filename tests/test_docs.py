@@ -21,6 +21,7 @@ import pytest
 import minidl
 from minidl import launch, simulate, topology, train
 from minidl.cli import arguments
+from minidl.comm.methods import METHODS
 from minidl.data.digits import read_digits
 from minidl.run.config import Config, resolve
 from minidl.run.options import HelpWanted, options, parse
@@ -159,6 +160,17 @@ def test_the_python_code_of_topologies() -> None:
         exec(compile(block, "topologies.md", "exec"), names)
     assert names["graph"].weights(0, 1) == pytest.approx({0: 1 / 3, 2: 2 / 3})
     assert (names["shares"] @ names["uneven"].matrix(0)).round(9).tolist() == names["shares"]
+
+
+def test_every_method_has_a_formula_a_picture_and_a_use() -> None:
+    text = (ROOT / "comm" / "methods" / "README.md").read_text(encoding="utf-8")
+    formulas, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    (pictures,) = [section for section in sections if section.startswith("In pictures")]
+    (uses,) = [section for section in sections if section.startswith("When to use which")]
+    for method in METHODS:
+        assert f"\n| `{method}` |" in formulas, method
+        assert re.search(rf"^    {method} +0  ", pictures, re.MULTILINE), method
+        assert re.search(rf"`{method}[ `]", uses.split("\n\n")[1]), method
 
 
 def test_every_block_has_a_language_that_tests_know() -> None:

@@ -31,7 +31,7 @@ def home_of(options: dict[str, Any]) -> int:
     return WORKERS if options["center"] == "rank" else 0
 
 
-@pytest.mark.parametrize("options", quick(RUNS, RUNS[0], RUNS[3]))
+@pytest.mark.parametrize("options", quick(RUNS, RUNS[0]))
 def test_the_others_begin_a_new_center(
     tmp_path: Path, options: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
@@ -104,7 +104,7 @@ def test_rho_follows_the_number_of_live_replicas(tmp_path: Path, center: str) ->
         assert all(value == pytest.approx(factor) for value in found.values())
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_round_robin_goes_on_if_it_may(tmp_path: Path, victim: int, capfd: pytest.CaptureFixture[str]) -> None:
     """With --on-death continue. If the replica with the center dies, the others begin a new one."""
     options: dict[str, Any] = dict(method="easgd", epochs=2, on_death="continue")

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from quick import quick
 
+from minidl.train import main as train
+
 LAUNCH = ("-m", "minidl.launch", "--workers", "2", "--quiet")
 SCRIPTS = {  # script: (Python's arguments before it, lowest accuracy)
     "own_data.py": ((), 0.95),
@@ -45,7 +47,8 @@ def test_a_method_takes_30_lines(root: Path) -> None:
 
 
 def test_the_metrics_of_a_run_are_read(root: Path, tmp_path: Path) -> None:
-    run(root, tmp_path, "-m", "minidl.train", "--workers", "1", "--epochs", "3", "--quiet", "--out", "run")
+    argv = ["--data", "synthetic:96x4x4x1:4", "--model", "mlp", "--workers", "1", "--epochs", "3", "--quiet"]
+    assert train([*argv, "--out", str(tmp_path / "run")]) == 0
     lines = run(root, tmp_path, str(root / "examples" / "read_metrics.py"), "run").splitlines()
     assert [line.split()[1] for line in lines[:-1]] == ["1", "2", "3"]
     result = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from contextlib import redirect_stdout
 from importlib import metadata
 from pathlib import Path
 
@@ -76,7 +77,9 @@ def test_data_sets_are_found_where_train_finds_them(
     assert Path(found["mnist"]).is_relative_to(data_dir) and Path(found["cifar10"]).is_relative_to(data_dir)
     monkeypatch.setenv("MINIDL_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert facts.data_folders()["mnist"].startswith("not here")
+    assert facts.data_folders()["mnist"] == f"not here; --data mnist downloads it to {tmp_path}/minidl/data"
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    assert facts.data_folders()["mnist"].endswith("/minidl/data, not writable")
     (tmp_path / "train-images-idx3-ubyte").write_bytes(b"")
     assert "add the missing part of mnist" in facts.data_folders()["mnist"]
 
@@ -93,16 +96,17 @@ def test_a_fact_that_cannot_be_had_does_not_hide_the_others(
     assert machine["cores_used"] == resources.cores()
 
 
-@pytest.mark.parametrize("missing", ["numba", "numpy", "mpi4py"])
-def test_a_package_that_cannot_be_imported(missing: str, root: Path, tmp_path: Path) -> None:
-    code = f"import sys; sys.modules[{missing!r}] = None; from minidl.info import main; sys.exit(main(['--json']))"
+@pytest.mark.parametrize("missing", [("numpy",), ("numba", "mpi4py", "matplotlib")])
+def test_packages_that_cannot_be_imported(missing: tuple[str, ...], root: Path, tmp_path: Path) -> None:
+    code = (f"import sys; sys.modules |= dict.fromkeys({missing!r}); from minidl.info import main; "
+            "sys.exit(main(['--json']))")  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(root)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert found["machine"]["cores_used"] == resources.cores()
-    if missing != "mpi4py":
-        assert "ModuleNotFoundError" in found["kernels"]["features"]
+    assert "ModuleNotFoundError" in found["kernels"]["features"]
+    assert ("ModuleNotFoundError" in found["mpi"]["library"]) == ("mpi4py" in missing)
 
 
 def test_links_between_two_processes(no_programs: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,6 +147,16 @@ def test_the_commands_are_those_that_are_installed(root: Path, capsys: pytest.Ca
     assert "expected python -m minidl.NAME" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what bash reads to complete commands."""
+    pytest.importorskip("shtab")
+    path = tmp_path_factory.mktemp("completion") / "script"
+    with open(path, "w") as file, redirect_stdout(file):
+        assert commands(["--completion", "bash"]) == 0
+    return path
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -152,13 +166,10 @@ def test_the_commands_are_those_that_are_installed(root: Path, capsys: pytest.Ca
         ("minidl-train --evaluate fil", {"file"}),
     ],
 )
-def test_a_shell_completes(words: str, expected: set[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    pytest.importorskip("shtab")
-    assert commands(["--completion", "bash"]) == 0
-    (tmp_path / "script").write_text(capsys.readouterr().out)
+def test_a_shell_completes(words: str, expected: set[str], script: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     name = words.partition(" ")[0]
-    ask = f"""source ./script
+    ask = f"""source '{script}'
     function=$(complete -p {name} | sed 's/.*-F \\([^ ]*\\).*/\\1/')
     COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
     $function {name} "${{COMP_WORDS[$COMP_CWORD]}}" "${{COMP_WORDS[$COMP_CWORD - 1]}}"

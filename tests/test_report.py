@@ -245,7 +245,7 @@ def test_metrics_that_end_in_the_middle_of_a_line(copied: Path) -> None:
     assert (copied / "metrics.jsonl").read_bytes() == whole[:-30]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(cut=st.integers(0, 400), place=st.integers(0, 400), noise=st.binary(max_size=12), values=st.lists(
     st.dictionaries(st.sampled_from(["event", "step", "epoch", "loss", "seconds", "lr"]),
                     st.none() | st.integers() | st.floats() | st.text(max_size=3)), max_size=3))  # fmt: skip

@@ -10,7 +10,8 @@ from numpy import ndarray
 from minidl.engine.cuda import launch
 from minidl.engine.device import address
 
-from ..matmul.cuda import choose_tile
+from ..matmul.cuda import TILES as TILES_OF_PRODUCTS
+from ..matmul.cuda import narrowest
 from ..matmul.cuda_loader import DEPTH, THREADS
 from ..matmul.cuda_tile import Tile
 from . import cuda_winograd as winograd_form
@@ -24,8 +25,14 @@ from .reference import __all__ as __all__
 
 FEW_OUTPUTS = 4  # with up to so many outputs in each of several groups, cuda_channels.py computes y or dx,
 FEW_PRODUCTS = 16  # and with up to so many weights in a tap of a group, dweight
+MEDIUM = Tile(128, 64, 8, 8, blocks=3)  # of 128 threads: each finds more pixels, but loads less for a multiply-add
+TILES = {  # bytes of an element -> tiles of y and dx, from narrow to wide
+    4: (Tile(512, 8, 4, 4), Tile(256, 16, 8, 4), Tile(256, 32, 8, 8, blocks=3), MEDIUM, Tile(128, 128, 8, 8)),
+    8: TILES_OF_PRODUCTS[8],
+}
 WEIGHT_TILES = {  # bytes of an element -> tiles of dweight
-    4: (Tile(128, 128, 8, 8), Tile(128, 64, 8, 4), Tile(256, 16, 4, 4), Tile(128, 32, 4, 4), Tile(64, 64, 4, 4)),
+    4: (Tile(128, 128, 8, 8), MEDIUM, Tile(128, 64, 8, 4), Tile(256, 16, 8, 4), Tile(128, 32, 8, 8, blocks=6),
+        Tile(128, 32, 4, 4), Tile(64, 64, 8, 4)),
     8: (Tile(128, 32, 4, 4), Tile(64, 64, 4, 4)),
 }
 
@@ -82,7 +89,7 @@ def _convolve(
         arguments = source, weight, bias, scale, shift, shortcut, relu, out
         launch(convolve_channels(backward), -(-g.rows * g.groups * g.outer // THREADS), *arguments, *g)
         return
-    tile = choose_tile(g.outer, out.itemsize)
+    tile = narrowest(TILES[out.itemsize], g.outer)
     wide = _wide(g.outer, out) if backward else _wide(g.outer, out, weight)
     has_few = not backward and _has_few(g)
     compute = convolution(tile, has_few, g.inner % DEPTH == 0, backward, wide, out.itemsize)
@@ -123,7 +130,7 @@ def _weight_tile(g: Gradient, vector: int, item: int) -> Tile:
         sums = -(-g.rows // tile.rows) * tile.rows * (-(-g.outer // tile.columns) * tile.columns)
         return sums * (1 + 2 / tile.height + 2 / tile.width)
 
-    return min((tile for tile in WEIGHT_TILES[item] if vector > 1 or tile.rows <= 128), key=cost)
+    return min((tile for tile in WEIGHT_TILES[item] if vector > 1 or tile.rows <= tile.threads // 2), key=cost)
 
 
 def backward_weight(

@@ -18,7 +18,7 @@ from numpy import ndarray
 from minidl.engine.cuda import Kernel, cuda, device, kernel
 from minidl.engine.cuda_memory import get
 
-from ..matmul.cuda_loader import DEPTH, THREADS, across, along, elements
+from ..matmul.cuda_loader import DEPTH, across, along, elements
 from ..matmul.cuda_tile import VECTOR, Tile, positions
 from .cuda_few import few
 from .cuda_geometry import Pass, place
@@ -52,7 +52,7 @@ def convolution(tile: Tile, has_few: bool, whole: bool, backward: bool, wide: bo
     wide: out is written, and in forward the weights are copied, by 16 bytes. item: bytes of an element.
     """
     ROWS, COLUMNS, HEIGHT, WIDTH = tile.rows, tile.columns, tile.height, tile.width
-    loader = (along if backward else across if wide else elements)(COLUMNS, item)
+    loader = (along if backward else across if wide else elements)(COLUMNS, item, tile.threads)
     B_STRIDE = loader[0]
     walk = few(tile, loader) if has_few else taps(tile, whole, backward, loader)
     start, A_SIZE, B_SIZE = walk.start, 2 * DEPTH * walk.a_stride, 2 * DEPTH * B_STRIDE
@@ -119,4 +119,4 @@ def convolution(tile: Tile, has_few: bool, whole: bool, backward: bool, wide: bo
             finish(out, sums, 6, row, first, size, channel0, shortcut, relu, g)
             finish(out, sums, 7, row, first, size, channel0, shortcut, relu, g)
 
-    return kernel(THREADS, blocks_per_sm=2)(convolve)
+    return kernel(tile.threads, tile.blocks_per_sm)(convolve)

@@ -18,11 +18,11 @@ from numpy import ndarray
 from minidl.engine.cuda import cuda, device
 from minidl.engine.cuda_memory import copy_if, load4, put
 
-from ..matmul.cuda_loader import DEPTH, PADDING, SUCCESSIVE, THREADS, Loader
+from ..matmul.cuda_loader import DEPTH, PADDING, SUCCESSIVE, Loader
 from ..matmul.cuda_tile import Tile
 from .cuda_geometry import Pass, quotient, split
 from .cuda_pipeline import Walk
-from .cuda_taps import LANES, SWEEP
+from .cuda_taps import LANES, sweep_of
 
 LONGEST = 512  # k in the table
 LARGEST = 1 << 14  # pixels of an image's side, with its padding and the window
@@ -34,7 +34,7 @@ DONE, B_AT, PIXELS = 0, 1, 2  # positions in `state`: k that are copied, weight,
 
 def few(tile: Tile, b_loader: Loader) -> Walk:
     """Return the walk from k to k. b_loader: of the weights."""
-    rows, columns = tile.rows, tile.columns
+    rows, columns, THREADS, SWEEP = tile.rows, tile.columns, tile.threads, sweep_of(tile)
     stride, sweeps = rows + PADDING, -(-rows // SWEEP)
     B_STRIDE, first_b, _, fetch_b = b_loader
 

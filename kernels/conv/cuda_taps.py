@@ -19,15 +19,19 @@ from numpy import ndarray
 from minidl.engine.cuda import cuda, device
 from minidl.engine.cuda_memory import copy_if
 
-from ..matmul.cuda_loader import DEPTH, PADDING, SUCCESSIVE, THREADS, Loader
+from ..matmul.cuda_loader import DEPTH, PADDING, SUCCESSIVE, Loader
 from ..matmul.cuda_tile import Tile
 from .cuda_geometry import Pass, inside, split
 from .cuda_pipeline import Walk
 
 LANES = DEPTH // SUCCESSIVE  # threads that copy one row
-SWEEP = THREADS // LANES  # rows that all threads copy at once
 FAR = -(1 << 29)  # h of a row that is no pixel of this pass: it is never in the image
 CHANNEL, COLUMN, B_AT, PIXELS = 0, 1, 2, 3  # positions in `state`: channel, column of taps, weight, then h, w, at each
+
+
+def sweep_of(tile: Tile) -> int:
+    """Return how many rows all threads copy at once."""
+    return tile.threads // LANES
 
 
 @device
@@ -40,7 +44,7 @@ def taps(tile: Tile, whole: bool, b_along: bool, b_loader: Loader) -> Walk:
 
     b_along: the weights of successive k are neighbours. b_loader: of the weights.
     """
-    rows, columns = tile.rows, tile.columns
+    rows, columns, SWEEP = tile.rows, tile.columns, sweep_of(tile)
     stride, sweeps = rows + PADDING, -(-rows // SWEEP)
     B_STRIDE, first_b, fetch_b, fetch_part_b = b_loader
     fetch_weights = fetch_b if whole else fetch_part_b

@@ -118,9 +118,9 @@ def first(state: ndarray, pixel: int, number: int, tap: int, channel: int, g: Gr
 
 def pixels(tile: Tile, vector: int, b_loader: Loader) -> Walk:
     """Return the walk from pixel to pixel. vector: channels that are copied together."""
-    rows, columns = tile.rows, tile.columns
+    rows, columns, threads = tile.rows, tile.columns, tile.threads
     lanes = rows // vector  # threads that copy one pixel
-    sweep = THREADS // lanes  # pixels that all threads copy at once
+    sweep = threads // lanes  # pixels that all threads copy at once
     copies = -(-DEPTH // sweep)
     copy = copy_if if vector == 1 else copy_16_if
     B_STRIDE, first_b, _, fetch_b = b_loader
@@ -169,7 +169,7 @@ def pixels(tile: Tile, vector: int, b_loader: Loader) -> Walk:
 def weight_gradient(tile: Tile, vector: int, wide: bool, item: int) -> Kernel:
     """Return the kernel for a tile. vector: channels of x that are copied together. wide: dy and out by 16 bytes."""
     ROWS, COLUMNS, HEIGHT, WIDTH = tile.rows, tile.columns, tile.height, tile.width
-    loader = (across if wide else elements)(COLUMNS, item)
+    loader = (across if wide else elements)(COLUMNS, item, tile.threads)
     walk = pixels(tile, vector, loader)
     start, A_SIZE, B_SIZE, INTEGERS = walk.start, 2 * DEPTH * walk.a_stride, 2 * DEPTH * loader[0], walk.integers
     position, add_all, write = positions(COLUMNS // WIDTH), pipeline(tile, walk, loader[0]), row_writer(tile, wide)
@@ -205,7 +205,7 @@ def weight_gradient(tile: Tile, vector: int, wide: bool, item: int) -> Kernel:
                 at = int32((number * g.rows + row) * (g.groups * g.outer) + channel0)
                 write(out, at, sums, i, int32(x_ * VECTOR), size)
 
-    return kernel(THREADS, blocks_per_sm=2)(weight_gradient)
+    return kernel(tile.threads, tile.blocks_per_sm)(weight_gradient)
 
 
 @kernel()

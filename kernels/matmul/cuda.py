@@ -30,12 +30,8 @@ def nn_scratch(rows: int, columns: int, depth: int) -> int:
 nt_scratch = tn_scratch = nn_scratch
 
 
-def choose_tile(columns: int, item: int) -> Tile:
-    """Return the narrowest tile with enough columns, or else the widest. item: bytes of an element."""
-    return _narrowest(TILES[item], columns)
-
-
-def _narrowest(tiles: tuple[Tile, ...], columns: int) -> Tile:
+def narrowest(tiles: tuple[Tile, ...], columns: int) -> Tile:
+    """Return the first tile with enough columns, or else the last, which is the widest."""
     return next((tile for tile in tiles if tile.columns >= columns), tiles[-1])
 
 
@@ -45,7 +41,7 @@ def _tile(columns: int, item: int, quads: bool) -> Tile:
     With fewer threads, a thread computes more. But it also copies more: single numbers would take too many addresses.
     """
     narrow, wide = (NARROW if quads else TILES[4][:3]), TILES[item]
-    return _narrowest((*narrow, MEDIUM, wide[-1]) if item == 4 else wide, columns)
+    return narrowest((*narrow, MEDIUM, wide[-1]) if item == 4 else wide, columns)
 
 
 def _wide(vector: int, *arrays: ndarray) -> bool:

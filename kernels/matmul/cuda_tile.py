@@ -48,6 +48,10 @@ class Tile:
     def threads(self) -> int:
         return self.rows // self.height * (self.columns // self.width)
 
+    @property
+    def blocks_per_sm(self) -> int:
+        return self.blocks or 512 // self.threads
+
 
 def positions(threads_across: int) -> Any:
     """Return a function of a thread's number: its (row, column) among the threads of a tile.
@@ -223,4 +227,4 @@ def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int, pla
                             if n + more < columns:
                                 put(out, row * columns + n + more, sums[i, j + more])
 
-    return kernel(THREADS, blocks_per_sm=tile.blocks or 512 // THREADS)(product)
+    return kernel(THREADS, tile.blocks_per_sm)(product)

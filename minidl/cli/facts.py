@@ -189,6 +189,8 @@ def kernel_cache() -> Facts:
 
 def library() -> Facts:
     """Return the MPI library that mpi4py loads. A separate process loads it: this one may be no rank of a job."""
+    import mpi4py  # noqa: F401 (loads no library; raises the reason if mpi4py is missing)
+
     text = output(sys.executable, "-c", LIBRARY, without=("OMPI_", "PMI", "PMIX_", "SLURM_"))
     return {"library": _first_line(text) or "none that mpi4py can load: pip install 'minidl[mpich]'"}
 
@@ -219,6 +221,8 @@ def data_folders() -> Facts:
     from minidl.data import cifar, files, mnist
 
     groups = {**mnist.GROUPS, "cifar10": cifar.GROUPS}
+    folder = files.cache_folder()
+    to = f"{folder}{'' if _writable(folder) else ', not writable'}"
     found: Facts = {"digits": "comes with minidl"}
     for name in DOWNLOADED:
         try:
@@ -227,8 +231,14 @@ def data_folders() -> Facts:
             found[name] = str(error)
             continue
         where = str(next(iter(paths.values())).parent) if paths else ""
-        found[name] = where or f"not here; --data {name} downloads it to {files.cache_folder()}"
+        found[name] = where or f"not here; --data {name} downloads it to {to}"
     return found
+
+
+def _writable(folder: Path) -> bool:
+    """Return whether this process may write into a folder, or create it."""
+    nearest = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
 
 
 def default_run() -> Facts:

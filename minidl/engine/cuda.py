@@ -34,6 +34,7 @@ MISSING = (
     "(drivers from version 580), or 'minidl[cuda12]' (older drivers)"
 )
 LARGEST = 2**31 - 1  # elements of an array
+MOST = 2**16 - 1  # blocks along y, and along z
 
 try:
     from numba import cuda as cuda  # kernels import it from here
@@ -91,11 +92,13 @@ def launch_with(launcher: Launcher) -> Iterator[None]:
 def launch(kernel: Kernel, blocks: int | tuple[int, ...], *arguments: Any) -> None:
     """Run a kernel on so many blocks (x, y, z). Nothing happens if there are 0.
 
-    Raises ConfigError without a launcher, and for an array that is too large.
+    Raises ConfigError without a launcher, for an array that is too large, and for too many blocks along y or z.
     """
     x, y, z = (*(blocks if isinstance(blocks, tuple) else (blocks,)), 1, 1)[:3]
     if x * y * z == 0:
         return
+    if max(y, z) > MOST:
+        raise ConfigError(f"{kernel.name} needs {x} x {y} x {z} blocks: expected at most {MOST} along y and z")
     if _launcher is None:
         raise ConfigError("no CUDA device is open, so no kernel can run on one")
     _launcher(kernel, (x, y, z), tuple(_flat(a) if hasattr(a, "reshape") and a.ndim else a for a in arguments))

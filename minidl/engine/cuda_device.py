@@ -34,7 +34,7 @@ from minidl.errors import ConfigError, MinidlError
 
 LEAST = (8, 0)  # compute capability: kernels copy to shared memory in the background
 ON_TENSOR_CORES = ("matmul",)  # operations with kernels of other precisions: cuda_tf32.py, cuda_bf16.py
-MIB = 2**20
+KIB, MIB = 2**10, 2**20
 WORD = 8  # bytes
 
 
@@ -118,8 +118,9 @@ class Gpu:
 
     def reserve(self, nbytes: int) -> int:
         if nbytes > (free := self.free()):
-            raise ConfigError(f"{self.name} is out of memory: {nbytes / MIB:,.0f} MiB more are needed, and "
-                              f"{free / MIB:,.0f} MiB are free: use a smaller --batch-size or model")  # fmt: skip
+            unit, name = (MIB, "MiB") if nbytes >= MIB else (KIB, "KiB")
+            raise ConfigError(f"{self.name} is out of memory: {-(-nbytes // unit):,} {name} more are needed, and "
+                              f"{free // unit:,} {name} are free: use a smaller --batch-size or model")  # fmt: skip
         with self.errors():
             return self.driver.get("cuMemAlloc_v2", nbytes, kind=ctypes.c_uint64)
 

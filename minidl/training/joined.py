@@ -104,7 +104,7 @@ class JoinedReplica:
     def step(self, x: np.ndarray, y: np.ndarray) -> float:
         """Make one training step on a batch x (B, H, W, C), y (B,), as the method prescribes; return its mean loss.
 
-        With a synchronous method (all but gossip and local), all replicas must make the same number of steps.
+        With a synchronous method, such as dpsgd and allreduce, all replicas must make the same number of steps.
         Raises DivergedError if the loss is not finite, PeerLost or ReplicaLeftError if a replica that this one needs
         has died or has left the training by an exception, and KeyboardInterrupt after Ctrl-C: with a synchronous
         method, in all replicas after the same step.

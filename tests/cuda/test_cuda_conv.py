@@ -155,7 +155,7 @@ def code(name: str, channels: int, outputs: int, cc: tuple[int, int], kernel: Pa
 
 def check_limits(sass: Sass, least: float) -> None:
     assert (sass.compiled.stack, sass.compiled.spills) == (0, 0)
-    assert sass.compiled.registers <= 128
+    assert sass.compiled.registers <= (128 if sass.kernel.threads == 256 else 168)
     assert sass.blocks_per_sm() >= 2
     assert sass.share() >= least
     assert set(sass.widths("LDS")) == {128}
@@ -168,9 +168,10 @@ def test_the_main_loop_multiplies(name: str, cc: tuple[int, int]) -> None:
 
 
 NARROW = {  # function, channels, outputs: least share of multiply-adds. Tiles are narrow, or copied by single numbers
-    ("forward", 128, 127): 0.85, ("forward", 64, 64): 0.79, ("forward", 3, 64): 0.77, ("forward", 3, 16): 0.57,
-    ("backward_input", 64, 64): 0.77, ("backward_weight", 64, 64): 0.79, ("backward_weight", 127, 128): 0.80,
-    ("backward_weight", 16, 16): 0.61,
+    ("forward", 64, 64): 0.85, ("forward", 128, 127): 0.85, ("forward", 3, 64): 0.82, ("forward", 3, 16): 0.63,
+    ("backward_weight", 64, 64): 0.85, ("backward_input", 64, 64): 0.85, ("backward_weight", 127, 128): 0.80,
+    ("backward_weight", 16, 16): 0.67, ("forward", 16, 16): 0.71, ("backward_input", 32, 64): 0.81,
+    ("backward_weight", 32, 32): 0.80,
 }  # fmt: skip
 
 

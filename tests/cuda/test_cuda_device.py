@@ -13,6 +13,7 @@ from fake_driver import installed
 from fake_driver.driver import FakeDriver, Settings
 
 from minidl.engine import cuda_driver
+from minidl.engine.cuda import kernel, launch, launch_with
 from minidl.engine.cuda_array import array_at
 from minidl.engine.cuda_device import Gpu, open_gpu
 from minidl.engine.device import Device
@@ -165,6 +166,14 @@ def test_the_ranks_of_a_machine_take_its_gpus_in_turn(launcher: dict[str, str], 
             found.append(device_of(config, rank))
     expected = (0, 0, 1, 1) if launcher else (0, 1, 0, 1)
     assert found == [f"cuda:{number}" for number in expected]
+
+
+def test_launches_that_no_gpu_can_make() -> None:
+    def fill(out: np.ndarray) -> None:
+        pass
+
+    with launch_with(lambda *_: None), pytest.raises(ConfigError, match="needs 1 x 70000 x 1 blocks"):
+        launch(kernel()(fill), (1, 70_000), np.zeros(1))
 
 
 def test_no_driver() -> None:

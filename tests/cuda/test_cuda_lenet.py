@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ from fake_driver import installed
 from fake_driver.by_definition import by_definition
 from fake_driver.driver import FakeDriver, Settings
 
+from minidl.engine.cuda_device import Gpu
 from minidl.errors import ConfigError
+from minidl.kernels.conv import cuda_winograd
+from minidl.program import cuda_table
 from minidl.program.cuda_workspace import Batches
 from minidl.run.config import resolve
 from minidl.training.session import prepare
@@ -57,8 +61,12 @@ def test_steps_of_the_compiled_kernels(steps: int) -> None:
 
 
 def prepared(model: str, memory: int) -> tuple[FakeDriver, int]:
-    """Prepare a run on a GPU with this memory. Return the driver, and the bytes in use."""
-    with installed(Settings(memory=memory)) as fake, by_definition(fake):
+    """Prepare a run on a GPU with this memory, without compiled kernels. Return the driver, and the bytes in use."""
+    with (
+        installed(Settings(memory=memory)) as fake,
+        patch.object(Gpu, "function", lambda *_: 1),
+        patch.object(cuda_table, "compile_all", lambda *_: None),
+    ):
         config = resolve({"data": "digits", "model": model, "batch_size": 8, "device": "cuda:0", "workers": 1})
         data, network = prepare(config)
         trainer = Trainer(network, data, config)
@@ -74,6 +82,12 @@ def test_too_little_memory_is_noticed_before_the_first_step(model: str) -> None:
     assert prepared(model, used)[1] == used
     with pytest.raises(ConfigError, match=r"^cuda:0 is out of memory: .* use a smaller --batch-size or model$"):
         prepared(model, used - 1)
+
+
+def test_the_planes_of_winograds_form_are_part_of_the_memory() -> None:
+    _, used = prepared("vgg", 1 << 40)
+    with patch.object(cuda_winograd, "pays", lambda *_: False):
+        assert prepared("vgg", 1 << 40)[1] < used - 2**20
 
 
 def test_a_run_takes_no_memory_after_its_preparation() -> None:

@@ -88,6 +88,7 @@ MUTANTS = [  # (folder, kernel, file, piece, replacement)
     ("optim", "sgd", "optim/cuda.py", "gradient + momentum * v[j] if nesterov", "gradient if nesterov"),
     ("optim", "sgd", "optim/cuda.py", "(1 - lr * weight_decay, 0.0) if decoupled", "(1.0, weight_decay) if decoupled"),
     ("optim", "adam", "optim/cuda.py", "1 / (1 - beta1**step)", "1 - beta1**step"),
+    ("optim", "adam", "optim/cuda.py", "* correction + eps", "* correction"),
     ("optim", "norms", "optim/cuda.py", "max(get(starts, s), begin)", "begin"),
     ("optim", "norms", "reduce/block_sum.py", "    cuda.syncthreads()\n    total", "    total"),
     ("optim", "norms", "reduce/block_sum.py", "    cuda.syncthreads()  # the previous sum has been read\n", ""),

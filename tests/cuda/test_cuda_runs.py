@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from fake_driver import environment
 from fake_driver.driver import Settings
+from test_mpi import environment as of_job
+from test_mpi import mpiexec, nothing_left  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 MODEL = """
@@ -106,6 +108,17 @@ def test_without_numba_cuda_a_line_says_what_to_install(tmp_path: Path, options:
 def test_a_gpu_and_a_core_train_one_model(tmp_path: Path, options: tuple[str, ...]) -> None:
     found = summary(*options, "--workers", "cuda:0,cpu:1", "--method", "gossip", "--epochs", "3", "--out",
                     str(tmp_path / "run"), settings=GPU)  # fmt: skip
+    assert found["replicas_alive"] == 2
+    assert all(replica["seconds"]["gradient"] > 0 and replica["bytes_sent"] > 0 for replica in found["replicas"])
+
+
+def test_under_mpiexec_a_gpu_and_a_core_train_one_model(tmp_path: Path, options: tuple[str, ...]) -> None:
+    pytest.importorskip("mpi4py")
+    words = (*options, "--workers", "cuda:0,cpu:1", "--method", "gossip", "--epochs", "3", "--out", f"{tmp_path}/run")
+    command = [*mpiexec(), "-n", "2", sys.executable, "-m", "minidl.train", *words]
+    result = subprocess.run(command, env=of_job(**environment(GPU)), capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
     assert found["replicas_alive"] == 2
     assert all(replica["seconds"]["gradient"] > 0 and replica["bytes_sent"] > 0 for replica in found["replicas"])
 

@@ -94,6 +94,7 @@ MUTANTS = [  # (folder, kernel, file, piece, replacement)
     ("pool", "average_pool", "pool/cuda.py", "best[j] *= factor", "best[j] *= 1"),
     ("pool", "average_pool_backward", "pool/cuda.py", "total[j] += d[j]\n        if", "total[j] = d[j]\n        if"),
     ("pool", "average_pool_backward", "pool/cuda.py", " and padding == (0, 0)", ""),
+    ("pool", "average_pool_backward", "pool/cuda.py", "int32(ow * kernel_width)", "int32(ow * kernel_height)"),
     ("movement", "copy", "movement/cuda.py", "    cuda.syncthreads()\n", ""),
     ("movement", "copy", "movement/cuda.py", "tile[x * STEP + k])", "tile[k * STEP + x])"),
     ("movement", "copy", "movement/cuda.py", "s0 + plane % n1", "s0 + plane // n1"),
