@@ -157,8 +157,8 @@ def _convolve(
     jobs = rest.size // each
     parts = jobs if divides_outputs(n * n, channels, outputs, total) else 1
     if jobs == 1:  # without a parallel loop, no other thread has to wake up
-        for q in range(blocks if first_step == 0 else 0):
-            weight_to_planes(form, weight, flip, q, u, u_plane)
+        for block in range(blocks if first_step == 0 else 0):
+            weight_to_planes(form, weight, flip, block, u, u_plane)
         _convolve_job(0, 1, 1, form, x, tiles, padding, group, u, u_plane, finish, end, shortcut, rest, v_plane,
                       m_plane, y)  # fmt: skip
         first_step = 2
