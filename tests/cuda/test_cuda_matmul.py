@@ -219,8 +219,6 @@ MUTANTS = {  # what is broken: (file, piece, replacement)
     "the same half of a row twice": (TILE, "at_a ^ VECTOR", "at_a"),
     "a row too many is copied": (LOADER, "wanted = i + rows * j < size and (not part or k < depth)",
                                  "wanted = i + rows * j <= size and (not part or k < depth)"),
-    "a part of a row is whole": (LOADER, "wanted = i + rows * j < size and (not part or k < depth)",
-                                 "wanted = i + rows * j < size"),
     "rows change places": (TILE, "int32(y + i * DOWN) if rows_stay", "int32(y + i * VECTOR) if rows_stay"),
     "a tile too few": (TILE, "turns = int32(tiles >> 1)", "turns = int32((tiles - 1) >> 1)"),
     "relu without bias": (TILE, "if bias.size > 0 or relu:", "if bias.size > 0:"),
