@@ -74,7 +74,7 @@ def calls(layer: tuple[tuple[int, int, int, int], int, int, int, int, int, int])
     scratch = {name: measure.aligned(getattr(cpu, f"{name}_scratch")(x.shape, weight.shape, *options))
                for name in PASSES}  # fmt: skip
     found: dict[str, Call] = {
-        "forward": lambda: cpu.forward(x, weight, none, none, none, none, False, *options, scratch["forward"], y),
+        "forward": lambda: cpu.forward(x, weight, none, none, none, none, False, *options, none, scratch["forward"], y),
         "backward_input": lambda: cpu.backward_input(dy, weight, none, *options, scratch["backward_input"], dx),
         "backward_weight": lambda: cpu.backward_weight(x, dy, *options, scratch["backward_weight"], dw),
     }

@@ -60,7 +60,7 @@ def calls(layer: tuple[int, int, int, int, int]) -> dict[str, dict[str, Call]]:
         o = 1, (1, 1), (r // 2, r // 2), (1, 1), allowed
         s = {p: measure.aligned(getattr(cpu, f"{p}_scratch")(x.shape, weight.shape, *o)) for p in PASSES}
         found["forward"][way] = lambda o=o, s=s["forward"]: cpu.forward(  # type: ignore[misc]
-            x, weight, none, none, none, none, False, *o, s, y
+            x, weight, none, none, none, none, False, *o, none, s, y
         )
         found["backward_input"][way] = lambda o=o, s=s["backward_input"]: cpu.backward_input(  # type: ignore[misc]
             dy, weight, none, *o, s, dx
@@ -105,7 +105,7 @@ def accuracy() -> None:
         y, dx, dw = np.empty_like(image), np.empty_like(image), np.empty_like(kernel)
         shapes = form, image.shape, kernel.shape, pad
         scratch = [np.empty(getattr(winograd, f"{p}_scratch")(*shapes), np.float32) for p in PASSES]
-        winograd.forward(form, image, kernel, none, none, none, none, False, pad, scratch[0], y)
+        winograd.forward(form, image, kernel, none, none, none, none, False, pad, none, scratch[0], y)
         winograd.backward_input(form, image, kernel, none, pad, scratch[1], dx)
         winograd.backward_weight(form, image, image, pad, scratch[2], dw)
         found = (y, dx, dw), _float64(image, kernel)

@@ -60,6 +60,7 @@ def minidl(net: str, folder: Path, threads: int) -> Predict:
     model = models.build(net, SHAPES[net], 10)
     with np.load(folder / "state.npz") as state:
         model.load_state_dict(dict(state))
+    model.flatten()  # so that packed weights are kept
     prediction, x = Prediction(model.eval()), np.load(folder / "x.npy")
     return lambda: prediction(x)
 

@@ -85,7 +85,7 @@ class Bench:
         needed = getattr(self.gpu.kernels("conv"), f"{which}_scratch")(x.shape, weight.shape, *where)
         scratch, none = self.array(needed), self.array(0)
         arguments: dict[str, tuple[Any, ...]] = {
-            "forward": (x, weight, none, none, none, none, False, *where, scratch, y),
+            "forward": (x, weight, none, none, none, none, False, *where, none, scratch, y),
             "backward_input": (y, weight, none, *where, scratch, x),
             "backward_weight": (x, y, *where, scratch, weight),
         }

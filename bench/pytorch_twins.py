@@ -80,9 +80,9 @@ class WhitenedGroup(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(channels, outputs, 3, padding=1, bias=False)
         self.pool = nn.MaxPool2d(2) if pool else nn.Identity()
-        self.bn1 = nn.BatchNorm2d(outputs, eps=1e-12, momentum=0.6)
+        self.bn1 = nn.BatchNorm2d(outputs, eps=1e-12, momentum=0.4)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs, eps=1e-12, momentum=0.6)
+        self.bn2 = nn.BatchNorm2d(outputs, eps=1e-12, momentum=0.4)
         for norm in (self.bn1, self.bn2):
             norm.weight.requires_grad = False
 

@@ -28,7 +28,7 @@ from minidl.program.dependence import FIRST_WRITTEN
 from minidl.program.table import Operand
 
 FLOAT = 4  # bytes
-SCRATCH = "scratch", "partial"  # memory of the kernel itself: `work` counts how it is used
+SCRATCH = "packed", "scratch", "partial"  # memory of the kernel itself: `work` counts how it is used
 READ_TWICE = {"norm.batch_norm": ("x",), "norm.batch_norm_backward": ("dy", "x"), "norm.affine_backward": ("dy", "x")}
 READ_AND_WRITTEN = {"elementwise.accumulate": ("out",), "norm.batch_norm": ("running_mean", "running_var")}
 READ_BY_ALL = {"matmul.nn": ("a",), "matmul.nt": ("a",), "matmul.tn": ("a",)}  # each thread reads the whole array
@@ -216,7 +216,7 @@ def _winograd(form: int, source: tuple[int, ...], target: tuple[int, ...]) -> tu
     m, _, n = planes.tile_of.py_func(form)
     channels, outputs, square = source[3], target[3], n * n
     tiles = source[0] * _up(target[1], m) * _up(target[2], m)
-    group = winograd._group.py_func(square, channels, outputs, tiles)
+    group = planes.group_of.py_func(square, channels, outputs, tiles)
     groups, panels = _up(tiles, group), _up(outputs, NR)
     v, u, products = (FLOAT * square * size for size in (tiles * channels, channels * outputs, tiles * outputs))
     near = FLOAT * square * group * (channels + outputs)  # V and M of a group

@@ -58,6 +58,7 @@ def minidl_prediction(model: Any, x: np.ndarray, eager: bool = False) -> Step:
     from minidl import no_grad
     from minidl.program.replay import Prediction
 
+    model.flatten()  # so that packed weights are kept
     prediction = Prediction(model.eval())
 
     def tape() -> np.ndarray:

@@ -63,7 +63,7 @@ class Engine:
             self.gradient = Gradient(model, loss, **options)
         else:
             self.gradient = PartitionedGradient(model, loss, *_cores_and_threads(config.parts), **options)
-        self.prediction = Prediction(model, config.views, workspace=workspace)
+        self.prediction = Prediction(model, config.views, keep_packed=False, workspace=workspace)
         self.arena: Arena = model.flatten()
         self.statistics: Arena | None = model.statistics
         self.bound: Replica | None = None  # the replica whose vectors are in use; None: the model's vectors

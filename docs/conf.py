@@ -38,7 +38,7 @@ html_copy_source = False
 html_show_sourcelink = False
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
-pygments_style, pygments_dark_style = "friendly", "monokai"
+pygments_style, pygments_dark_style = "a11y-high-contrast-light", "monokai"  # the first comes with Furo
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#3d5f91", "color-brand-content": "#3d5f91"},
     "dark_css_variables": {"color-brand-primary": "#9db9e0", "color-brand-content": "#9db9e0"},

@@ -176,6 +176,13 @@ def docstring(app: Sphinx, kind: str, name: str, value: Any, options: Any, lines
     lines[:] = as_rst(lines)
 
 
+def accessible(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let the keyboard reach code that scrolls, and give the captions of the navigation a level."""
+    for part in {"body", "furo_navigation_tree"} & context.keys():
+        text = context[part].replace("<pre>", '<pre tabindex="0">')
+        context[part] = text.replace('role="heading"', 'role="heading" aria-level="2"')
+
+
 def setup(app: Sphinx) -> None:
     APP[:] = [app]
     app.srcdir = type(app.srcdir)(ROOT)  # pages lie in the whole repository
@@ -183,4 +190,5 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", read)
     app.connect("autodoc-process-docstring", docstring)
     app.connect("html-collect-pages", source_pages)
+    app.connect("html-page-context", accessible, priority=900)  # after Furo's
     app.add_transform(SourceLinks)

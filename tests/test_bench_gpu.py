@@ -42,7 +42,7 @@ def test_passes_of_a_convolution_are_minidls(peer: Peer, which: str, stride: int
     none = np.empty(0, np.float32)
     if which == "forward":
         out = np.empty_like(grad)
-        CPU.conv.forward(images, filters, none, none, none, none, False, *where, scratch, out)
+        CPU.conv.forward(images, filters, none, none, none, none, False, *where, none, scratch, out)
         expected = out.transpose(0, 3, 1, 2)
     elif which == "backward_input":
         out = np.empty_like(images)

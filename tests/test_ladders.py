@@ -56,7 +56,7 @@ def matrix_product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
 
 def convolution(x: np.ndarray, weight: np.ndarray, y: np.ndarray) -> None:
     none, one = np.empty(0), (1, 1)
-    conv_reference.forward(x, weight, none, none, none, none, False, 1, one, one, one, False, none, y)
+    conv_reference.forward(x, weight, none, none, none, none, False, 1, one, one, one, False, none, none, y)
 
 
 def sgd(theta: np.ndarray, grad: np.ndarray, velocity: np.ndarray) -> None:

@@ -76,10 +76,10 @@ def test_long_sums_are_cut_and_the_output_is_read_again() -> None:
 
 
 def layer(**changed: object) -> dict[str, object]:
-    given = arrays(x=(64, 32, 32, 64), weight=(3, 3, 64, 64), scratch=(9,), y=(64, 32, 32, 64))
+    given = arrays(x=(64, 32, 32, 64), weight=(3, 3, 64, 64), packed=(0,), scratch=(9,), y=(64, 32, 32, 64))
     options = {"groups": 1, "stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "winograd": False}
-    return {**{k: v for k, v in given.items() if k not in ("scratch", "y")}, **options,
-            "scratch": given["scratch"], "y": given["y"], **changed}  # fmt: skip
+    last = {name: given.pop(name) for name in ("packed", "scratch", "y")}
+    return {**given, **options, **last, **changed}
 
 
 def test_a_convolution_has_a_quarter_of_the_products_with_winograd() -> None:
@@ -100,6 +100,7 @@ def test_each_pass_of_a_strided_convolution_has_the_products_of_its_definition(k
              "dx": big}, "backward_weight": {"x": big, "dy": small, "dweight": weight}}  # fmt: skip
     options = {"groups": 1, "stride": (2, 2), "padding": (1, 1), "dilation": (1, 1), "winograd": True}
     given = {**arrays(**roles[kernel]), **options}
+    given |= {"packed": operand(0)} if kernel == "forward" else {}
     given["scratch"] = operand(5, region="scratch")
     given[[*roles[kernel]][-1]] = given.pop([*roles[kernel]][-1])  # the output comes last
     work = traffic.work(f"conv.{kernel}", given, far(given), 1)

@@ -60,11 +60,16 @@ def test_the_average_moves_by_gradients_only(
     assert error < 1e-5
 
 
-def test_push_loses_progress_where_swaps_do_not() -> None:
-    """The proof that `moved` can fail: all replicas have the same gradient, and the models are some steps old."""
-    slow = uniform(4, 1, alpha=3e-3, beta=1e-9)
-    assert moved([40] * 4, slow)[1] < 1e-5
-    assert moved([40] * 4, slow, exchange="push")[1] > 0.05
+@pytest.mark.parametrize("compress", swap.CODES)
+def test_models_are_exchanged_though_they_are_old(compress: str) -> None:
+    """A model crosses the link in about ten steps. The average contains no error of a code."""
+    slow = uniform(4, 1, alpha=1e-4, beta=1e-9)
+    end, error = moved([200] * 4, slow, compress=compress)
+    stats = [fabric.stats for fabric in end.fabrics.values()]
+    models = sum(sum(each.ages) for each in stats)
+    assert models > 30 and sum(each.age_sum for each in stats) > 5 * models and error < 1e-5
+    if compress == "none":
+        assert moved([200] * 4, slow, exchange="push")[1] > 0.05, "`moved` cannot fail"
 
 
 @pytest.mark.parametrize("velocity", ["local", "mixed"])
@@ -74,6 +79,24 @@ def test_replicas_that_only_swap_reach_consensus(velocity: str) -> None:
               velocity=velocity, momentum=0.0 if velocity == "local" else 0.9)  # fmt: skip
     assert spread(end.theta()) < 0.1 * spread(begin.theta())
     np.testing.assert_allclose(end.theta().mean(axis=0), begin.theta().mean(axis=0), atol=1e-6)
+
+
+@pytest.mark.parametrize("compress, bits", [("bf16", 8), ("int8", 7)])
+def test_replicas_agree_up_to_the_last_bit_of_a_code(compress: str, bits: int) -> None:
+    """A velocity is in the same code as its model."""
+    largest = abs(run("gossip", 6, 0, lr=0.0, start="scattered").theta()).max()
+    end = run("gossip", 6, 200, lr=0.0, start="scattered", cluster=3, exchange="swap", compress=compress,
+              velocity="mixed", momentum=0.9)  # fmt: skip
+    assert 0 < spread(end.theta()) < 2 * largest * 2.0**-bits
+
+
+@pytest.mark.parametrize("compress, nbytes", [("none", 4), ("bf16", 2), ("int8", 1)])
+def test_the_bytes_of_codes_are_counted(compress: str, nbytes: int) -> None:
+    """Within a node each message is a model. int8 sends one scale more."""
+    end = run("gossip", 2, 30, cluster=2, exchange="swap", compress=compress)
+    stats, size = [fabric.stats for fabric in end.fabrics.values()], end.theta().shape[1]
+    models, scale = sum(sum(each.sent_messages) for each in stats), 4 * (compress == "int8")
+    assert models > 10 and sum(sum(each.sent_bytes) for each in stats) == models * (nbytes * size + scale)
 
 
 def test_a_velocity_moves_with_its_model() -> None:
@@ -209,6 +232,7 @@ def test_swaps_with_the_dead_and_their_successors_are_dropped() -> None:
 @pytest.mark.parametrize("options, error", [
     ({"mix": "mass"}, "--exchange swap excludes --mix mass"), ({"mix": "clock"}, "excludes --mix clock"),
     ({"block": "layers"}, "exchange swap excludes block layers"),
+    ({"compress": "topk:0.1"}, "compress topk:0.1 keeps too little of a whole model"),
 ])  # fmt: skip
 def test_what_cannot_keep_the_average_is_refused(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ConfigError, match=error):

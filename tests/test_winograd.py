@@ -23,6 +23,7 @@ GEOMETRIES = [  # N, H, W, C, O, padding
     (1, 6, 6, 16, 48, (4, 5)),  # padding wider than a 3 x 3 kernel, and as wide as a 5 x 5 kernel
     (2, 14, 13, 40, 16, (2, 1)),
     (16, 16, 16, 32, 32, (1, 1)),  # several partial sums of dweight
+    (1, 7, 9, 128, 256, (1, 1)),  # few tiles: the threads divide the outputs, not the tiles
     (4, 24, 24, 96, 128, (1, 1)),  # one sum of dweight, several groups of tiles
 ]
 WIDE = [  # 5 x 5 layers whose errors would exceed LIMITS if all products were added up in a single sum
@@ -61,7 +62,7 @@ def computed(form: int, a: Arrays, padding: tuple[int, int], finish: bool) -> Ar
 
     names, none = ("bias", "scale", "shift", "shortcut"), a["bias"][:0]
     end = [a[name].reshape(-1) if finish else none for name in names]
-    winograd.forward(form, a["x"], a["weight"], *end, finish, padding, scratch(winograd.forward_scratch), y)
+    winograd.forward(form, a["x"], a["weight"], *end, finish, padding, none, scratch(winograd.forward_scratch), y)
     winograd.backward_input(form, a["dy"], a["weight"], none, padding, scratch(winograd.backward_input_scratch), dx)
     winograd.backward_weight(form, a["x"], a["dy"], padding, scratch(winograd.backward_weight_scratch), dweight)
     return dict(y=y, dx=dx, dweight=dweight)
@@ -110,7 +111,7 @@ def test_an_empty_batch_has_no_gradient() -> None:
 
 
 @pytest.mark.skipif(numba.get_num_threads() < 2, reason="needs two cores")
-@pytest.mark.parametrize("geometry", GEOMETRIES[-3:], ids=str)
+@pytest.mark.parametrize("geometry", GEOMETRIES[-4:], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_bits_do_not_depend_on_the_number_of_threads(form: int, geometry: Any) -> None:
     a, padding = inputs(form, geometry, "float32")

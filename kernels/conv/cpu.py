@@ -28,6 +28,17 @@ def forward_scratch(
     return int(direct.scratch_size(threads(), x_shape, w_shape, False, groups, stride, padding, dilation))
 
 
+def packed_size(
+    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
+) -> int:
+    """Return the number of elements of forward's `packed`."""
+    out = output_size(x_shape, w_shape, stride, padding, dilation)
+    form = winograd_form(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
+    if winograd and form != DIRECT:
+        return fast.packed_size(form, w_shape)
+    return int(direct.packed_size(w_shape, groups, stride, padding, dilation))
+
+
 def backward_input_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
@@ -52,14 +63,15 @@ def backward_weight_scratch(
 @jit
 def forward(
     x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
-    groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: ndarray, y: ndarray,
+    groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray,
+    y: ndarray,
 ) -> None:  # fmt: skip
     form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
-        fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, scratch, y)
+        fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, packed, scratch, y)
     else:
         direct.convolve(x, weight, False, bias, scale, shift, shortcut, relu, groups, stride, padding, dilation,
-                        scratch, y)  # fmt: skip
+                        packed, scratch, y)  # fmt: skip
 
 
 @jit
@@ -73,7 +85,7 @@ def backward_input(
     else:
         none = scratch[:0]
         direct.convolve(dy, weight, True, none, none, none, shortcut, False, groups, stride, padding, dilation,
-                        scratch, dx)  # fmt: skip
+                        none, scratch, dx)  # fmt: skip
 
 
 @jit

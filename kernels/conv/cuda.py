@@ -46,6 +46,13 @@ def forward_scratch(
     return winograd_form.forward_scratch(x_shape, w_shape, padding) if fewer else 0
 
 
+def packed_size(
+    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
+) -> int:
+    """Return the number of elements of forward's `packed`: 0, since these kernels keep no weights."""
+    return 0
+
+
 def backward_input_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
@@ -92,7 +99,8 @@ def _convolve(
 
 def forward(
     x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
-    groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: ndarray, y: ndarray,
+    groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray,
+    y: ndarray,
 ) -> None:  # fmt: skip
     out = y.shape[1], y.shape[2]
     if winograd and winograd_form.pays(out, weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups):

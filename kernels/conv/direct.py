@@ -41,7 +41,14 @@ def _packed_size(layer: Layer) -> int:
     """Return an upper limit for the total size of the packed weights and of the array that rows.py calls `end`."""
     bundled = layer.groups == 1 and 2 * layer.outer <= NR
     taps = layer.kernel[0] * (layer.kernel[1] + (MAX_BUNDLE * layer.stride[1] if bundled else 0))
-    return (taps * layer.inner + 5) * layer.groups * (layer.outer + NR) + NR + LINE
+    row = layer.groups * layer.outer + NR if by_channels(layer) else layer.groups * (layer.outer + NR)
+    return (taps * layer.inner + 5) * row + NR + LINE
+
+
+@jit
+def packed_size(w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair) -> int:
+    """Return the number of elements of convolve's `packed`: the weights, and whether they are there."""
+    return _packed_size(layer_of(w_shape, False, groups, stride, padding, dilation)) + 1
 
 
 @jit
@@ -222,22 +229,24 @@ def _cut(remainder: int, bundle: int, tasks: int, layer: Layer, source: ndarray,
     return cut_into_blocks(layer, v, h, batch, in_place, 0, pixels, source)
 
 
+@jit
+def _bundle(layer: Layer, backward: bool, source: ndarray, out: ndarray) -> int:
+    """Return how many neighbouring pixels are computed as one (geometry.py)."""
+    wide, out_wide = source.shape[2], out.shape[2]
+    return bundle_of(layer, backward, out_wide if backward else wide, wide if backward else out_wide, source)
+
+
 @apart_jit
 def _task(
-    phase: int, task: int, tasks: int, source: ndarray, weight: ndarray, backward: bool,
-    bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
-    layer: Layer, each: int, memory: ndarray, out: ndarray,
+    phase: int, task: int, tasks: int, source: ndarray, weight: ndarray, backward: bool, shortcut: ndarray,
+    finish: bool, layer: Layer, each: int, kept: ndarray, memory: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
     """In phase 0, pack this task's panels of weights. In phase 1, compute its blocks of pixels."""
-    wide, out_wide = source.shape[2], out.shape[2]
-    bundle = bundle_of(layer, backward, out_wide if backward else wide, wide if backward else out_wide, source)
+    bundle = _bundle(layer, backward, source, out)
     row = row_of_outputs(layer, bundle, memory)
-    end, packed = memory[: 5 * row], memory[5 * row :]
+    end, packed = memory[: 5 * row], kept if kept.size else memory[5 * row :]
     mine = memory[memory.size - (task + 1) * each : memory.size - task * each]
-    panels, groups = (1, 1) if by_channels(layer) else (row // panel_width(memory), layer.groups)
-    if phase == 0 and task == 0:
-        fill_end(bias, scale, shift, relu, groups, bundle, end)
-    finish = relu or bias.size + scale.size + shortcut.size > 0
+    panels = 1 if by_channels(layer) else row // panel_width(memory)
     at = 0
     for remainder in range(layer.stride[0] * layer.stride[1] if backward else 1):
         if bundle > 1 and remainder % layer.stride[1]:
@@ -255,18 +264,30 @@ def _task(
 def convolve(
     source: ndarray, weight: ndarray, backward: bool, bias: ndarray, scale: ndarray, shift: ndarray,
     shortcut: ndarray, relu: bool,
-    groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray, out: ndarray,
+    groups: int, stride: Pair, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
     """Compute out = y from source = x or, if `backward`, out = dx from source = dy.
 
-    If `backward`, only a shortcut may be added: bias, scale and shift must be empty, and relu must be false.
+    If `backward`, only a shortcut may be added: bias, scale, shift and packed must be empty, and relu must be false.
+    packed: see reference.py.
     """
     layer = layer_of(weight.shape, backward, groups, stride, padding, dilation)
     each = copy_size(layer, out.shape[2] if backward else source.shape[2], 0)[1]
     tasks = (scratch.size - _packed_size(layer)) // each
-    memory = aligned(scratch)
-    for phase in range(2):
+    memory, kept = aligned(scratch), aligned(packed)
+    bundle = _bundle(layer, backward, source, out)
+    fill_end(bias, scale, shift, relu, 1 if by_channels(layer) else groups, bundle,
+             memory[: 5 * row_of_outputs(layer, bundle, memory)])  # fmt: skip
+    finish = relu or bias.size + scale.size + shortcut.size > 0
+    first_phase = 1 if packed.size and packed[packed.size - 1] else 0  # whether the weights are packed already
+    if tasks == 1:  # without a parallel loop, no other thread has to wake up
+        for phase in range(first_phase, 2):
+            _task(phase, 0, 1, source, weight, backward, shortcut, finish, layer, each, kept, memory, out)
+        first_phase = 2
+    for phase in range(first_phase, 2):
         for task in prange(tasks):  # task is unsigned; Numba cannot pass a tuple of tuples (a Layer) into the loop
             same = layer_of(weight.shape, backward, groups, stride, padding, dilation)
-            _task(phase, np.int64(task), tasks, source, weight, backward, bias, scale, shift, shortcut, relu,
-                  same, each, memory, out)  # fmt: skip
+            _task(phase, np.int64(task), tasks, source, weight, backward, shortcut, finish, same, each, kept, memory,
+                  out)  # fmt: skip
+    if packed.size:
+        packed[packed.size - 1] = 1

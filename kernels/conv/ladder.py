@@ -72,7 +72,7 @@ def direct(x: ndarray, weight: ndarray, y: ndarray) -> None:
     options = 1, ONE, ONE, ONE, False
     scratch = np.empty(cpu.forward_scratch(x.shape, weight.shape, *options), x.dtype)
     none = np.empty(0, x.dtype)
-    cpu.forward(x, weight, none, none, none, none, False, *options, scratch, y)
+    cpu.forward(x, weight, none, none, none, none, False, *options, none, scratch, y)
 
 
 RUNGS = {

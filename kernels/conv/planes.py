@@ -11,11 +11,12 @@ import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit
-from minidl.kernels.matmul.blocks import LANES
+from minidl.kernels.matmul.blocks import LANES, NR
 from minidl.kernels.matmul.tile import lanes
 
 from .choice import F2X2_3X3, F4X4_3X3
 from .reference import Pair
+from .sizes import FEW_TILES, GROUP_SIZE, LARGE_U
 from .transforms import (
     EIGHT_POINTS,
     FOUR_POINTS,
@@ -72,6 +73,29 @@ def plane_of(rows: int, row: int) -> int:
 def tiles_of(m: int, height: int, width: int) -> Pair:
     """Return how many tiles cover height x width outputs: (rows of tiles, tiles in a row)."""
     return (height + m - 1) // m, (width + m - 1) // m
+
+
+@jit
+def divides_outputs(planes: int, channels: int, outputs: int, tiles: int) -> bool:
+    """Return whether the threads divide the outputs among themselves, not the tiles, for few tiles and many weights.
+
+    Then each thread reads its columns of U once. Otherwise, each of them would read the whole U for each of its groups.
+    """
+    return 0 < tiles <= FEW_TILES and planes * channels * outputs >= LARGE_U and outputs % NR == 0
+
+
+@jit
+def group_of(planes: int, channels: int, outputs: int, tiles: int) -> int:
+    """Return the number of tiles in a group: tiles that are transformed and multiplied together. planes: n^2
+
+    The number of groups is a multiple of 4 if possible, so that two or four threads have equal work.
+    """
+    if divides_outputs(planes, channels, outputs, tiles):
+        return tiles
+    fitting = GROUP_SIZE // (planes * (channels + outputs))
+    group = max(16, min(64, fitting // 8 * 8))
+    groups = max(1, round_up((tiles + group - 1) // group, 4))
+    return max(1, min(tiles, round_up((tiles + groups - 1) // groups, 8)))
 
 
 # -- tiles, into planes and out of them ---------------------------------------------------------------------------
@@ -171,9 +195,10 @@ def to_planes(
 @apart_jit
 def from_planes(
     form: int, planes: ndarray, plane: int, row: int, tiles: Pair, first: int, count: int,
-    finish: bool, end: ndarray, shortcut: ndarray, patch: ndarray, y: ndarray,
+    finish: bool, end: ndarray, shortcut: ndarray, patch: ndarray, begin: int, stop: int, y: ndarray,
 ) -> None:  # fmt: skip
-    """Compute y = AT M A [+ shortcut] from the planes M of `count` tiles, beginning with tile `first`.
+    """Compute the outputs [begin, stop) of y = AT M A [+ shortcut] from the planes M of `count` tiles, beginning with
+    tile `first`. If these are not all outputs, they are whole vectors.
 
     If `finish`, also apply bias, scale, shift and floor, which `end` contains (`_fill_end` in winograd.py).
     """
@@ -193,17 +218,17 @@ def from_planes(
         at, y_row = (0, m * step) if through else (there, width * outputs)
         for i in range(rows if through and adds else 0):
             for j in range(columns):
-                for o in range(outputs):
+                for o in range(begin, stop):
                     patch[m * y_row + i * y_row + j * step + o] = shortcut[there + (i * width + j) * outputs + o]
-        for begin in range(0, step, vector):
-            o = min(begin, step - vector)  # the last vector may overlap the previous one
+        for place_of_vector in range(begin, max(stop, vector), vector):
+            o = min(place_of_vector, step - vector)  # the last vector may overlap the previous one
             here = t * row + o
             _output(n, planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
                     finish, end, o, row_of(outputs), shortcut, adds)  # fmt: skip
         if through:
             for i in range(rows):
                 for j in range(columns):
-                    for o in range(outputs):
+                    for o in range(begin, stop):
                         pixels[there + (i * width + j) * outputs + o] = patch[i * y_row + j * step + o]
 
 

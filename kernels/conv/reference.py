@@ -53,23 +53,25 @@ def _terms(
 def forward_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    """Return the number of elements of scratch: 0, since these loops need none."""
+    """Return the number of elements of scratch, or of `packed`: 0, since these loops need none."""
     return 0
 
 
-backward_input_scratch = backward_weight_scratch = forward_scratch
+backward_input_scratch = backward_weight_scratch = packed_size = forward_scratch
 
 
 def forward(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray, scale: np.ndarray, shift: np.ndarray, shortcut: np.ndarray,
-    relu: bool, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: np.ndarray,
-    y: np.ndarray,
+    relu: bool, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, packed: np.ndarray,
+    scratch: np.ndarray, y: np.ndarray,
 ) -> None:  # fmt: skip
     """Compute y = conv(x, weight) [+ bias (O,)] [* scale (O,) + shift (O,)] [+ shortcut (a vector)] [relu].
 
-    bias, scale, shift and shortcut have size 0 if they are not wanted. These loops ignore two arguments. winograd: a
+    bias, scale, shift and shortcut have size 0 if they are not wanted. These loops ignore three arguments. winograd: a
     fast kernel may use a form with larger rounding errors (kernels/conv/WINOGRAD.md). scratch: memory for intermediate
-    results of a fast kernel.
+    results of a fast kernel. packed: of size 0, or packed_size(...) numbers that the caller keeps for the next call,
+    with the weight in the form in which a fast kernel reads it. If the last number is 0, the kernel writes this form
+    and sets the number to 1. Otherwise it reads `packed`, and not `weight`.
     """
     y[...] = 0
     for at_x, at_weight, at_y in _terms(x, weight, y, groups, stride, padding, dilation):

@@ -32,7 +32,9 @@ from minidl.kernels.matmul.tile import lanes, panel_width
 from .choice import F4X4_5X5
 from .geometry import LINE, aligned
 from .planes import (
+    divides_outputs,
     from_planes,
+    group_of,
     pixels_of,
     plane_of,
     prefetch_part,
@@ -45,23 +47,10 @@ from .planes import (
     weight_to_planes,
 )
 from .reference import Pair
-from .sizes import KC_5X5, TILES_5X5
+from .sizes import KC_5X5, TILES_5X5, WINOGRAD_SERIAL
 from .tall import TALL_MR, tall_tile, tall_tile_side_by_side
 
 Shape = tuple[int, int, int, int]
-GROUP_SIZE = 200_000  # V and M of a group have at most this many numbers, unless 16 tiles have more: they stay in L2
-
-
-@jit
-def _group(planes: int, channels: int, outputs: int, tiles: int) -> int:
-    """Return the number of tiles in a group: tiles that are transformed and multiplied together. planes: n^2
-
-    The number of groups is a multiple of 4 if possible, so that two or four threads have equal work.
-    """
-    fitting = GROUP_SIZE // (planes * (channels + outputs))
-    group = max(16, min(64, fitting // 8 * 8))
-    groups = max(1, round_up((tiles + group - 1) // group, 4))
-    return max(1, min(tiles, round_up((tiles + groups - 1) // groups, 8)))
 
 
 # -- forward, and the data gradient -------------------------------------------------------------------------------
@@ -71,7 +60,7 @@ def _group(planes: int, channels: int, outputs: int, tiles: int) -> int:
 def _convolve_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple[int, int, int, int, int]:
     """Return five numbers: tiles in a group; sizes of a plane of U, of V and of M; size of a task's memory."""
     n = tile_of(form)[2]
-    group = _group(n * n, channels, outputs, tiles)
+    group = group_of(n * n, channels, outputs, tiles)
     u_plane = plane_of(channels, round_up(outputs, NR))
     v_plane, m_plane = plane_of(group, row_of(channels)), plane_of(group, row_of(outputs))
     patch = (n * n + n) * max(row_of(channels), row_of(outputs))
@@ -81,9 +70,11 @@ def _convolve_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple
 @apart_jit
 def _convolve_group(
     form: int, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int, more: int, u: ndarray, u_plane: int,
-    finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
+    finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, begin: int, stop: int,
+    y: ndarray,
 ) -> None:  # fmt: skip
-    """Compute y for `count` tiles, beginning with tile `first`. Prefetch the pixels that the next `more` tiles read."""
+    """Compute the outputs [begin, stop) of y for `count` tiles, beginning with tile `first`. Prefetch the pixels that
+    the next `more` tiles read."""
     _, r, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     v = own[: n * n * v_plane]
@@ -100,16 +91,34 @@ def _convolve_group(
     panels = (outputs + columns - 1) // columns
     tall = count // TALL_MR * TALL_MR if v_row == lanes(x) and m_row == lanes(x) else 0  # rows for tall_tile
     for k in range(n * n):
-        for o in range(0, outputs, columns):
+        for o in range(begin, stop, columns):
             prefetch_part(x, following, k * panels + o // columns, n * n * panels)
             prefetch_part(shortcut, here, k * panels + o // columns, n * n * panels)
             for t in range(0, tall, TALL_MR):
                 tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, k * u_plane, columns,
                           products, k * m_plane + t * m_row, m_row)  # fmt: skip
-            product_panel(count - tall, min(columns, outputs - o), channels, kc, False,
+            product_panel(count - tall, min(columns, stop - o), channels, kc, False,
                           v, k * v_plane + tall * v_row, v_row, 1, u, k * u_plane + o * channels, columns,
                           products, k * m_plane + tall * m_row + o, m_row)  # fmt: skip
-    from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, shortcut, patch, y)
+    from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, shortcut, patch, begin, stop, y)
+
+
+@apart_jit
+def _convolve_job(
+    job: int, tasks: int, parts: int, form: int, x: ndarray, tiles: Pair, padding: Pair, group: int, u: ndarray,
+    u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
+) -> None:  # fmt: skip
+    """Compute one part of the outputs for one of `tasks` ranges of groups. A job has a number: task * parts + part."""
+    total, outputs = x.shape[0] * tiles[0] * tiles[1], y.shape[3]
+    groups, panels = (total + group - 1) // group, (outputs + NR - 1) // NR
+    task, part = job // parts, job % parts
+    begin, stop = part * panels // parts * NR, min(outputs, (part + 1) * panels // parts * NR)
+    for g in range(task * groups // tasks, (task + 1) * groups // tasks):
+        first, last = g * group, min(total, (task + 1) * groups // tasks * group)
+        count = min(group, last - first)
+        more = min(group, last - first - count)
+        _convolve_group(form, x, tiles, padding, first, count, more, u, u_plane, finish, end, shortcut, own, v_plane,
+                        m_plane, begin, stop, y)  # fmt: skip
 
 
 @jit
@@ -129,7 +138,7 @@ def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs
 @parallel_jit
 def _convolve(
     form: int, x: ndarray, weight: ndarray, flip: bool, bias: ndarray, scale: ndarray, shift: ndarray,
-    shortcut: ndarray, relu: bool, padding: Pair, scratch: ndarray, y: ndarray,
+    shortcut: ndarray, relu: bool, padding: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
     """Compute y from x as in `forward`, or, with `flip`, dx (passed as y) from dy (passed as x)."""
     m, _, n = tile_of(form)
@@ -139,39 +148,44 @@ def _convolve(
     total = y.shape[0] * tiles[0] * tiles[1]
     group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, channels, outputs, total)
     memory = aligned(scratch)
-    u, rest = memory[: n * n * u_plane], memory[n * n * u_plane :]
+    u, rest = aligned(packed if packed.size else scratch)[: n * n * u_plane], memory[n * n * u_plane :]
+    first_step = 1 if packed.size and packed[packed.size - 1] else 0  # whether U is in `packed` already
     end, rest = rest[: 4 * row_of(outputs)], rest[4 * row_of(outputs) :]
     finish = relu or bias.size + scale.size > 0
     _fill_end(bias, scale, shift, relu, outputs, end)
     blocks = (channels + vector - 1) // vector
-    groups = (total + group - 1) // group
-    tasks = rest.size // each
-    for step in range(2):  # one parallel loop for both steps: each parallel loop costs a second of compile time
-        jobs = blocks if step == 0 else tasks
-        for job in prange(jobs):
+    jobs = rest.size // each
+    parts = jobs if divides_outputs(n * n, channels, outputs, total) else 1
+    if jobs == 1:  # without a parallel loop, no other thread has to wake up
+        for block in range(blocks if first_step == 0 else 0):
+            weight_to_planes(form, weight, flip, block, u, u_plane)
+        _convolve_job(0, 1, 1, form, x, tiles, padding, group, u, u_plane, finish, end, shortcut, rest, v_plane,
+                      m_plane, y)  # fmt: skip
+        first_step = 2
+    for step in range(first_step, 2):  # one parallel loop for both: each parallel loop costs a second of compile time
+        count = blocks if step == 0 else jobs
+        for job in prange(count):
             q = np.int64(job)  # a prange index is unsigned: Numba would compute unsigned + signed in float64
             if step == 0:
                 weight_to_planes(form, weight, flip, q, u, u_plane)
             else:
-                own = rest[q * each : (q + 1) * each]
-                for g in range(q * groups // tasks, (q + 1) * groups // tasks):
-                    first, last = g * group, min(total, (q + 1) * groups // tasks * group)
-                    count = min(group, last - first)
-                    more = min(group, last - first - count)
-                    _convolve_group(form, x, tiles, padding, first, count, more, u, u_plane,
-                                    finish, end, shortcut, own, v_plane, m_plane, y)  # fmt: skip
+                _convolve_job(q, jobs // parts, parts, form, x, tiles, padding, group, u, u_plane, finish, end,
+                              shortcut, rest[q * each : (q + 1) * each], v_plane, m_plane, y)  # fmt: skip
+    if packed.size:
+        packed[packed.size - 1] = 1
 
 
 @register_jitable(inline="always")  # Numba copies this call into cpu.py's function, and compiles no function for it
 def forward(
     form: int, x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray,
-    relu: bool, padding: Pair, scratch: ndarray, y: ndarray,
+    relu: bool, padding: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
     """Compute y (N, Ho, Wo, O) = conv(x, weight) [+ bias] [* scale + shift] [+ shortcut] [relu].
 
-    bias, scale, shift: (O,) or of size 0; shortcut: a vector with the layout of y, or of size 0
+    bias, scale, shift: (O,) or of size 0; shortcut: a vector with the layout of y, or of size 0; packed: of size 0, or
+    memory for U (see reference.py)
     """
-    _convolve(form, x, weight, False, bias, scale, shift, shortcut, relu, padding, scratch, y)
+    _convolve(form, x, weight, False, bias, scale, shift, shortcut, relu, padding, packed, scratch, y)
 
 
 @register_jitable(inline="always")
@@ -181,7 +195,7 @@ def backward_input(
     """Compute dx (N, H, W, C) [+ shortcut] from dy (N, Ho, Wo, O)."""
     none, edge = scratch[:0], weight.shape[0] - 1
     _convolve(form, dy, weight, True, none, none, none, shortcut, False,
-              (edge - padding[0], edge - padding[1]), scratch, dx)  # fmt: skip
+              (edge - padding[0], edge - padding[1]), none, scratch, dx)  # fmt: skip
 
 
 def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: Pair) -> int:
@@ -189,8 +203,16 @@ def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: 
     tiles = tiles_of(m, *out)
     total = images * tiles[0] * tiles[1]
     group, u_plane, _, _, each = _convolve_sizes(form, channels, outputs, total)
-    tasks = max(1, min(threads(), -(-total // group)))
-    return int(LINE + n * n * u_plane + 4 * row_of(outputs) + tasks * each)
+    divides = divides_outputs(n * n, channels, outputs, total)
+    jobs = max(1, min(threads(), outputs // NR if divides else -(-total // group)))
+    jobs = 1 if n * n * total * channels * outputs < WINOGRAD_SERIAL else jobs
+    return int(LINE + n * n * u_plane + 4 * row_of(outputs) + jobs * each)
+
+
+def packed_size(form: int, w_shape: Shape) -> int:
+    """Return the number of elements of forward's `packed`: U, and whether it is there."""
+    n = tile_of(form)[2]
+    return int(LINE + n * n * plane_of(w_shape[2], round_up(w_shape[3], NR)) + 1)
 
 
 def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:

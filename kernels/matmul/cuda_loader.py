@@ -1,13 +1,15 @@
 """Copies tiles of a and b from global to shared memory, in the background (cp.async).
 
 A tile is DEPTH deep and `length` wide. Shared memory holds its element (k, i) at k * stride + i; i counts rows of a or
-columns of b. Elements outside the matrix become 0, so the sums need no bounds. There are three ways to copy a tile:
+columns of b. Elements outside the matrix become 0, so the sums need no bounds. There are four ways to copy a tile:
 
 - `across`: i is contiguous in global memory, too (b in nn and tn, a in tn). A copy has 16 bytes. This needs an address
   and a width of the matrix that are multiples of 16 bytes.
 - `elements`: the same for any width. A copy has one element; neighbouring threads copy neighbours.
 - `along`: k is contiguous in global memory (a in nn and nt, b in nt). The tile is transposed on its way: a thread
   copies four successive k of one i.
+- `by_rows`: the same, but the four k stay together, so a copy has 16 bytes. Element (k, i) is at i * stride + k, or at
+  i * stride + (k xor 4) if i & 4: then 8 rows with the same k, and 4 whole rows, lie in 32 different banks.
 
 Each returns (stride, first, fetch, fetch_part):
 
@@ -15,8 +17,8 @@ Each returns (stride, first, fetch, fetch_part):
     fetch(shared, to, source, at, step, k, i, size, depth)     copy the thread's elements of a tile
 
 to and at are the indices of the first element in shared and in global memory. step leads from k to k + 1 in global
-memory, for `along` from i to i + 1. Only elements with i < size are in the matrix. fetch_part copies a tile of which
-only k < depth are in the matrix; `fetch` ignores depth.
+memory, for `along` and `by_rows` from i to i + 1. Only elements with i < size are in the matrix. fetch_part copies a
+tile of which only k < depth are in the matrix; `fetch` ignores depth.
 """
 
 from __future__ import annotations
@@ -115,3 +117,27 @@ def along(length: int, item: int, threads: int = THREADS) -> Loader:
         return fetch
 
     return stride, first, fetches(False), fetches(True)
+
+
+def by_rows(length: int, item: int, threads: int = THREADS) -> Loader:
+    """k must be contiguous in global memory, and each row must begin at a multiple of 16 bytes."""
+    lanes = DEPTH // SUCCESSIVE  # threads that copy one i
+    rows = threads // lanes  # i that all threads copy at once
+    copies = length // rows
+
+    @device
+    def first(thread: int) -> tuple[int, int]:
+        return thread % lanes * SUCCESSIVE, thread // lanes
+
+    def fetches(part: bool) -> Any:
+        @device
+        def fetch(
+            shared: ndarray, to: int, source: ndarray, at: int, step: int, k: int, i: int, size: int, depth: int
+        ) -> None:
+            for j in range(copies):
+                wanted = i + rows * j < size and (not part or k < depth)
+                copy_16_if(shared, to + DEPTH * rows * j, source, at + rows * step * j, wanted)
+
+        return fetch
+
+    return DEPTH, first, fetches(False), fetches(True)

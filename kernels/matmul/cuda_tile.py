@@ -26,7 +26,7 @@ from numpy import ndarray
 from minidl.engine.cuda import Kernel, cuda, device, kernel
 from minidl.engine.cuda_memory import commit, get, load4, put, store4, wait_all
 
-from .cuda_loader import DEPTH, across, along, elements
+from .cuda_loader import DEPTH, across, along, by_rows, elements
 
 VECTOR = 4  # numbers that are loaded together
 
@@ -90,11 +90,14 @@ def fragments(length: int, count: int) -> Any:
     return load
 
 
-def multiplier(tile: Tile, a_stride: int, b_stride: int) -> Any:
+def multiplier(tile: Tile, a_stride: int, b_stride: int, rows_stay: bool = False) -> Any:
     """Return a function that adds the products of one tile of a and one of b to a thread's sums.
 
     p, q: room for its numbers of a and b; at_a, at_b: where the first of them are in shared memory.
+    rows_stay: a's tile keeps its rows (`by_rows` in cuda_loader.py); p then has room for four k of each row.
     """
+    if rows_stay:
+        return _multiplier_by_rows(tile, b_stride)
     HEIGHT, WIDTH = tile.height, tile.width
     load_a, load_b = fragments(tile.rows, HEIGHT), fragments(tile.columns, WIDTH)
 
@@ -122,20 +125,77 @@ def multiplier(tile: Tile, a_stride: int, b_stride: int) -> Any:
     return multiply
 
 
+def _multiplier_by_rows(tile: Tile, b_stride: int) -> Any:
+    """As `multiplier`, for a tile of a that keeps its rows: a load delivers four successive k of a row."""
+    HEIGHT, WIDTH, APART = tile.height, tile.width, tile.rows // tile.height * DEPTH
+    load_b = fragments(tile.columns, WIDTH)
+
+    @device
+    def load_row(p: ndarray, i: int, sa: ndarray, at: int) -> None:
+        p[i, 0], p[i, 1], p[i, 2], p[i, 3] = load4(sa, at)
+
+    @device
+    def step(sums: ndarray, p: ndarray, q: ndarray, k: int, sb: ndarray, at_b: int) -> None:
+        load_b(q, sb, at_b)
+        for i in range(HEIGHT):
+            for j in range(WIDTH):
+                sums[i, j] += p[i, k] * q[j]
+
+    @device
+    def quad(sums: ndarray, p: ndarray, q: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
+        """Add the products of four k."""
+        for i in range(HEIGHT):
+            load_row(p, i, sa, at_a + i * APART)
+        step(sums, p, q, 0, sb, at_b)
+        step(sums, p, q, 1, sb, at_b + b_stride)
+        step(sums, p, q, 2, sb, at_b + 2 * b_stride)
+        step(sums, p, q, 3, sb, at_b + 3 * b_stride)
+
+    @device
+    def multiply(sums: ndarray, p: ndarray, q: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
+        quad(sums, p, q, sa, sb, at_a, at_b)
+        quad(sums, p, q, sa, sb, at_a ^ VECTOR, at_b + VECTOR * b_stride)  # the other half of the row
+
+    return multiply
+
+
+def places(tile: Tile, rows_stay: bool) -> tuple[Any, Any]:
+    """Return two functions of y, a thread's row among the threads of a tile.
+
+    begin(y)    where the thread's first number of a is in shared memory
+    row(y, i)   the row of the tile to which its sums[i] belong
+    """
+    HALF, DOWN = tile.rows // 2, tile.rows // tile.height
+
+    @device
+    def begin(y: int) -> int:
+        return int32(y * DEPTH + (y & VECTOR)) if rows_stay else int32(y * VECTOR)
+
+    @device
+    def row(y: int, i: int) -> int:
+        return int32(y + i * DOWN) if rows_stay else int32(y * VECTOR + i % VECTOR + i // VECTOR * HALF)
+
+    return begin, row
+
+
 @cache
-def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int, planes: bool = False) -> Kernel:
+def product(
+    tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int, planes: bool = False, rows_stay: bool = False
+) -> Kernel:
     """Return the kernel for a tile. a_along, b_along: whether a's and b's numbers for successive k are neighbours.
 
     wide: the other matrices, and out, are accessed by 16 bytes. item: bytes of an element. planes: the third dimension
-    of the grid counts products, whose matrices follow one another in memory.
+    of the grid counts products, whose matrices follow one another in memory. rows_stay: a's tile keeps its rows.
     """
     ROWS, COLUMNS, HEIGHT, WIDTH, THREADS = tile.rows, tile.columns, tile.height, tile.width, tile.threads
     loader = across if wide else elements
-    A_STRIDE, first_a, fetch_a, fetch_part_a = (along if a_along else loader)(ROWS, item, THREADS)
+    load_a = by_rows if rows_stay else along if a_along else loader
+    A_STRIDE, first_a, fetch_a, fetch_part_a = load_a(ROWS, item, THREADS)
     B_STRIDE, first_b, fetch_b, fetch_part_b = (along if b_along else loader)(COLUMNS, item, THREADS)
-    A_HALF, B_HALF = DEPTH * A_STRIDE, DEPTH * B_STRIDE  # elements
+    A_HALF, B_HALF = (ROWS if rows_stay else DEPTH) * A_STRIDE, DEPTH * B_STRIDE  # elements
     A_SIZE, B_SIZE = 2 * A_HALF, 2 * B_HALF
-    position, multiply = positions(COLUMNS // WIDTH), multiplier(tile, A_STRIDE, B_STRIDE)
+    position, (begin, row_of) = positions(COLUMNS // WIDTH), places(tile, rows_stay)
+    multiply, P_SHAPE = multiplier(tile, A_STRIDE, B_STRIDE, rows_stay), (HEIGHT, VECTOR) if rows_stay else HEIGHT
 
     def product(
         a: ndarray, b: ndarray, bias: ndarray, relu: bool, out: ndarray,
@@ -143,7 +203,7 @@ def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int, pla
     ) -> None:  # fmt: skip
         sa, sb = cuda.shared.array(A_SIZE, a.dtype, 16), cuda.shared.array(B_SIZE, a.dtype, 16)
         sums = cuda.local.array((HEIGHT, WIDTH), a.dtype)
-        p, q = cuda.local.array(HEIGHT, a.dtype), cuda.local.array(WIDTH, a.dtype)
+        p, q = cuda.local.array(P_SHAPE, a.dtype), cuda.local.array(WIDTH, a.dtype)
         zero = a.dtype.type(0)
         for i in range(HEIGHT):
             for j in range(WIDTH):
@@ -166,8 +226,9 @@ def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int, pla
                 b_at, b_next = int32(bk * b_step + column0 + bi), int32(DEPTH * b_step)
             if planes:
                 a_at, b_at = int32(a_at + plane * rows * depth), int32(b_at + plane * depth * columns)
-            to_a, to_b = int32(ak * A_STRIDE + ai), int32(bk * B_STRIDE + bi)
-            at_a, at_b = int32(y * VECTOR), int32(x * VECTOR)
+            to_a = ai * A_STRIDE + (ak ^ ai & VECTOR) if rows_stay else ak * A_STRIDE + ai
+            to_a, to_b = int32(to_a), int32(bk * B_STRIDE + bi)
+            at_a, at_b = begin(y), int32(x * VECTOR)
             part = int32((depth - 1) % DEPTH + 1)
             fetch_part_a(sa, to_a, a, a_at, a_step, ak, ai, a_size, part)
             fetch_part_b(sb, to_b, b, b_at, b_step, bk, bi, b_size, part)
@@ -213,7 +274,7 @@ def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int, pla
                     total = sums[i, j] + summand
                     sums[i, j] = zero if relu and total < zero else total
         for i in range(HEIGHT):
-            m = int32(row0 + y * VECTOR + i % VECTOR + i // VECTOR * (ROWS // 2))
+            m = int32(row0 + row_of(y, i))
             if m < rows:
                 row = int32(plane * rows + m) if planes else m
                 for half in range(WIDTH // VECTOR):

@@ -104,13 +104,21 @@ def _max_pool_2x2(x: ndarray, y: ndarray, place: ndarray) -> None:
                     )
 
 
+@jit
+def _max_pool_one(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray, place: ndarray) -> None:
+    if _is_2x2(kernel, stride, padding):
+        _max_pool_2x2(x, y, place)
+    else:
+        _max_pool_image(x, kernel, stride, padding, y, place)
+
+
 @parallel_jit
 def max_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray, place: ndarray) -> None:
+    if x.shape[0] == 1:  # without a parallel loop, no other thread has to wake up
+        _max_pool_one(x[0], kernel, stride, padding, y[0], place[0])
+        return
     for n in prange(x.shape[0]):
-        if _is_2x2(kernel, stride, padding):
-            _max_pool_2x2(x[n], y[n], place[n])
-        else:
-            _max_pool_image(x[n], kernel, stride, padding, y[n], place[n])
+        _max_pool_one(x[n], kernel, stride, padding, y[n], place[n])
 
 
 @apart_jit
@@ -191,6 +199,9 @@ def _average_pool_image(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y
 
 @parallel_jit
 def average_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray) -> None:
+    if x.shape[0] == 1:
+        _average_pool_image(x[0], kernel, stride, padding, y[0])
+        return
     for n in prange(x.shape[0]):
         _average_pool_image(x[n], kernel, stride, padding, y[n])
 

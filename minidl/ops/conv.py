@@ -69,7 +69,8 @@ class Conv2d(Function):
         y = self.device.empty((x.shape[0], *out, weight.shape[3]), x.dtype)
         none = self.none = self.device.empty((0,), x.dtype)
         b = bias[0] if bias else none
-        conv.forward(x, weight, b, none, none, none, False, *self.options, self.scratch(conv.forward_scratch), y)
+        conv.forward(x, weight, b, none, none, none, False, *self.options, none,
+                     self.scratch(conv.forward_scratch), y)  # fmt: skip
         return y
 
     def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:

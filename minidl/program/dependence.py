@@ -21,7 +21,7 @@ FIRST_WRITTEN = {
             "y": "relu leaky_relu gelu silu tanh sigmoid",
             "dx": "relu_backward leaky_relu_backward gelu_backward silu_backward tanh_backward sigmoid_backward",
         },
-        "conv": {"scratch": "forward backward_input backward_weight"},
+        "conv": {"packed": "forward", "scratch": "backward_input backward_weight"},
         "dropout": {"y": "dropout"},
         "elementwise": {
             "out": "absolute accumulate add affine copy divide exp fill log maximum multiply power sqrt subtract",

@@ -39,7 +39,7 @@ class Memory:
         Each replay provides the memory of regions (the weights, a batch ...).
     """
 
-    __slots__ = ("array", "name", "nbytes")
+    __slots__ = ("__weakref__", "array", "name", "nbytes")
 
     def __init__(self, array: np.ndarray, name: str = "") -> None:
         self.array, self.name, self.nbytes = array, name, array.nbytes

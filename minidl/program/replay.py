@@ -214,10 +214,13 @@ class Prediction(Replayed):
     """A callable that computes the model's outputs in evaluation mode. Several threads may call it.
 
     views: of VIEWS (data/views.py): each call returns the mean of the outputs for these views of the images.
+    keep_packed: whether convolutions keep their packed weights from call to call (packed.py). That saves time with few
+        images, and takes up to 4 times as much memory as the weights. It has an effect only if the weights are in an
+        arena: `model.flatten()` moves them there. After a direct write to `arena.theta`, call `arena.touch()`.
     """
 
-    def __init__(self, model: Module, views: str = "none", **options: Any) -> None:
-        super().__init__(model, **options)
+    def __init__(self, model: Module, views: str = "none", keep_packed: bool = True, **options: Any) -> None:
+        super().__init__(model, keep_packed=keep_packed, **options)
         self.views = one_of("views", views, VIEWS)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -231,6 +234,8 @@ class Prediction(Replayed):
         with self.workspace.lock:
             program = self.program({"x": x})
             if program is not None:
+                if self.packed is not None:
+                    self.packed.renew(None if self.bound or self.arena is None else self.arena.version)
                 program.run(self.bases({"x": x}))
                 return self.output(program, "logits").copy()
             with evaluating(self.model):

@@ -21,6 +21,7 @@ from minidl.ops.conv import uses_winograd
 from minidl.program.fingerprint import Fingerprint
 from minidl.program.guard import observed
 from minidl.program.hidden import Unrecordable
+from minidl.program.packed import PackedWeights
 from minidl.program.precompile import Kernel, OnProgress, silent
 from minidl.program.record import Recorder, paused_collector
 from minidl.program.table import WORKSPACE, Program
@@ -40,6 +41,8 @@ class Replayed:
     workspace: memory to share with other instances; they then run one at a time. `progress` and `also` are
     arguments of `Program`.
 
+    keep_packed: whether convolutions keep their packed weights (packed.py).
+
     A copy (copy, deepcopy, pickle) records its own programs, and has neither `progress` nor `also`.
     """
 
@@ -49,8 +52,9 @@ class Replayed:
         workspace: Workspace | None = None,
         progress: OnProgress = silent,
         also: Sequence[Kernel] = (),
+        keep_packed: bool = False,
     ) -> None:
-        self.model, self.progress, self.also = model, progress, also
+        self.model, self.progress, self.also, self.keep_packed = model, progress, also, keep_packed
         self.given_workspace = workspace or Workspace()
         self.programs: dict[Hashable, Program] = {}
         self.refused: dict[Hashable, tuple[str, int]] = {}  # shape of batch -> (first reason, failed recordings)
@@ -78,6 +82,7 @@ class Replayed:
         # In an arena no array can be replaced, and on a GPU reading one would copy it.
         self.arrays = [(tensor, tensor._data) for tensor in tensors if self.gpu is None]
         self.workspace, self.batches = self.given_workspace, None
+        self.packed = PackedWeights() if self.keep_packed and self.gpu is None else None
         if self.gpu is not None:
             from minidl.program.cuda_workspace import Batches, WorkspaceOnGpu
 
@@ -112,7 +117,7 @@ class Replayed:
     def __getstate__(self) -> dict[str, Any]:
         # `forget` computes these.
         derived = ("modules", "parameters", "arena", "vectors", "addresses", "arrays", "fingerprint", "gpu",
-                   "given_gpu", "workspace", "batches")  # fmt: skip
+                   "given_gpu", "workspace", "batches", "packed")  # fmt: skip
         state = {name: value for name, value in vars(self).items() if name not in derived}
         # A program contains memory addresses of the original.
         return {**state, "progress": silent, "also": (), "programs": {}, "refused": {}}
@@ -220,7 +225,7 @@ class Replayed:
             from minidl.program.cuda_table import ProgramOnGpu
 
             kind = ProgramOnGpu
-        return kind(first, results, self.progress, self.also)
+        return kind(first, results, self.progress, self.also, self.packed)
 
     def _observed(
         self, fingerprint: Fingerprint, batch: dict[str, np.ndarray]

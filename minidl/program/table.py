@@ -24,6 +24,7 @@ from minidl.program.call import slots as slots_of
 from minidl.program.dependence import Calls
 from minidl.program.fuse import fuse
 from minidl.program.hidden import Drawn, Unrecordable
+from minidl.program.packed import PackedWeights
 from minidl.program.plan import plan, work_in_place, write_gradients_directly
 from minidl.program.precompile import Kernel, OnProgress, compile_all, silent
 from minidl.program.record import Call, Memory, Place, Recorder
@@ -49,6 +50,7 @@ class Program:
     results: name -> an array of the recording whose values are needed after a run.
     progress: called with (kernels ready, all kernels) while kernels that are not in the cache are compiled.
     also: other kernels to compile at the same time.
+    packed: where convolutions keep their packed weights; None: they pack them in each run.
 
     Raises Unrecordable if a result is empty, not contiguous, or not computed by the step.
     """
@@ -59,12 +61,15 @@ class Program:
         results: Mapping[str, np.ndarray],
         progress: OnProgress = silent,
         also: Sequence[Any] = (),
+        packed: PackedWeights | None = None,
     ) -> None:
         places = _place_results(recorder, results)
         outputs = {place.memory for place in places.values()}
         step = Calls(recorder.calls)
         fuse(step, outputs)
         write_gradients_directly(step, outputs)
+        if packed is not None:
+            packed.add_to(step)
         calls = work_in_place(step, outputs)
         offsets, self.workspace_size = plan(calls, outputs)
         self._build(recorder, calls, offsets, progress, also)

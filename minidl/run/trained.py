@@ -116,6 +116,7 @@ def load(path: str | Path, model: Module | None = None) -> tuple[Module, Standar
         raise CheckpointError(f"{weights.path}: {error}") from None
     with _of(weights):
         load_weights(model, weights)
+    model.flatten()  # in an arena, predictions keep packed weights
     return model.eval(), standardised
 
 

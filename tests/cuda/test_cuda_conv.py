@@ -74,7 +74,7 @@ def call(kernels: Any, name: str, layer: Layer, x: np.ndarray, weight: np.ndarra
     none = np.empty(0, x.dtype)
     scratch = np.full(getattr(kernels, f"{name}_scratch")(layer.image, layer.weight, *layer.options), np.nan, x.dtype)
     if name == "forward":
-        kernels.forward(x, weight, none, none, none, none, False, *layer.options, scratch, out)
+        kernels.forward(x, weight, none, none, none, none, False, *layer.options, none, scratch, out)
     elif name == "backward_input":
         kernels.backward_input(dy, weight, none, *layer.options, scratch, out)
     else:

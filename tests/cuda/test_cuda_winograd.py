@@ -103,7 +103,7 @@ def test_when_the_form_is_chosen(layer: Layer, wanted: bool, chosen: bool) -> No
     scratch = [np.empty(size, np.float32) for size in sizes]
     launched: list[str] = []
     with launch_with(lambda kernel, grid, arguments: launched.append(kernel.name)):
-        _cuda.forward(x, weight, none, none, none, none, False, *options, scratch[0], dy.copy())
+        _cuda.forward(x, weight, none, none, none, none, False, *options, none, scratch[0], dy.copy())
         _cuda.backward_input(dy, weight, none, *options, scratch[1], x.copy())
     assert launched.count("from_planes") == 2 * chosen
     assert [size > 0 for size in sizes] == [chosen, chosen]

@@ -12,7 +12,8 @@ import numpy as np
 from kernel_cases import Arguments, Arrays, Cases
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # relative to the largest element
-SCRATCH = {"columns", "partial", "scratch", "transposed"}  # arguments whose content after the call does not matter
+# Arguments whose content after the call does not matter.
+SCRATCH = {"columns", "packed", "partial", "scratch", "transposed"}
 
 
 def module(folder: str, file: str) -> ModuleType:

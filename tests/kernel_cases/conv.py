@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import numpy as np
+
 from kernel_cases import Arguments, Arrays, Cases
 from minidl.ops.conv import output_length
 
@@ -28,7 +30,9 @@ def cases(a: Arrays) -> Cases:
                     shift=a.normal(outputs * scaled), shortcut=a.normal(y.size * adds),
                 )
                 arguments = dict(x=x, weight=weight, **epilogue, relu=relu, **options, **scratch)
-                yield "forward", dict(**arguments, y=a.empty(*y.shape))
+                for keeps in (0, 1):
+                    packed = np.zeros(a.scratch_size("conv", "packed_size", *geometry) * keeps, a.dtype)
+                    yield "forward", dict(**arguments, packed=packed, y=a.empty(*y.shape))
             scratch = dict(scratch=a.empty(a.scratch_size("conv", "backward_input_scratch", *geometry)))
             for adds in (0, 1):
                 arguments = dict(dy=y, weight=weight, shortcut=a.normal(x.size * adds), **options, **scratch)

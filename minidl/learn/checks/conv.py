@@ -20,7 +20,7 @@ def check_1(answer: ModuleType) -> None:
         outputs = reference.output_length(size, taps, stride, padding)
         y = np.empty((1, 1, outputs, 1))
         image, kernel = x.reshape(1, 1, -1, 1), weight.reshape(1, -1, 1, 1)
-        options = (1, (1, stride), (0, padding), (1, 1), False, NONE)
+        options = (1, (1, stride), (0, padding), (1, 1), False, NONE, NONE)
         reference.forward(image, kernel, NONE, NONE, NONE, NONE, False, *options, y)
         given = call("forward", x=x, weight=weight, stride=stride, padding=padding)
         compare(given, "y", answer.forward(x, weight, stride, padding), y.reshape(-1))

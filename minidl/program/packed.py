@@ -1,0 +1,54 @@
+"""Packed weights: the form in which convolutions read their weights, kept from one prediction to the next.
+
+A convolution first brings its weights into the form that its loops read: panels, or the planes of Winograd's form. This
+form depends on nothing else, so a `Prediction` computes it once for each version of the arena. With one image, packing
+may take as long as the rest of a layer. The results have the same bits.
+
+A weight whose memory may change without a new version is packed in each run: a parameter outside an arena, a vector
+that `bind` has set, the result of another call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from weakref import WeakValueDictionary
+
+from minidl.engine.device import Device, aligned
+from minidl.program.dependence import Calls
+from minidl.program.record import Call, Memory, Place
+
+OPTIONS = ("groups", "stride", "padding", "dilation", "winograd")
+
+
+class PackedWeights:
+    """The packed weights that the programs of a model share: vectors, whose last number is 1 if they are valid.
+
+    A vector is freed with the last program that uses it.
+    """
+
+    def __init__(self) -> None:
+        self.vectors: WeakValueDictionary[Hashable, Memory] = WeakValueDictionary()  # weight, image, options -> packed
+        self.version: object = None  # the version of the weights from which the vectors are computed
+
+    def add_to(self, calls: Calls) -> None:
+        """Let the convolutions of a recorded step keep their weights."""
+        for call in calls:
+            if call.name == "conv.forward" and call.arguments["weight"].memory.name == "theta":
+                calls.replace(call, call.replaced(packed=self._place(call)))
+
+    def _place(self, call: Call) -> Place:
+        x, weight = call.arguments["x"].like, call.arguments["weight"]
+        options = [call.arguments[name] for name in OPTIONS]
+        key = weight.offset, weight.like.shape, weight.like.dtype, x.shape[1:3], *options  # not the number of images
+        memory = self.vectors.get(key)
+        if memory is None:
+            size = Device("cpu").conv.packed_size(x.shape, weight.like.shape, *options)
+            memory = self.vectors[key] = Memory(aligned(size, weight.like.dtype), "constant")
+        return Place(memory, 0, memory.array)
+
+    def renew(self, version: object) -> None:
+        """Discard what was computed from another version of the weights; None: any version."""
+        if version is None or version != self.version:
+            for memory in self.vectors.values():
+                memory.array[-1] = 0
+        self.version = version
