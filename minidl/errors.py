@@ -109,7 +109,11 @@ def require_package(what: str, name: str, extra: str) -> None:
     """Raise ConfigError if an optional package is not installed. what: needs it. extra: of minidl, that contains it."""
     from importlib.util import find_spec
 
-    if find_spec(MODULES[name]) is None:
+    try:
+        found = find_spec(MODULES[name])
+    except (ImportError, ValueError):  # of a finder that refuses the package; of a module without a spec
+        found = None
+    if found is None:
         raise ConfigError(f"{what} needs {name}: pip install 'minidl[{extra}]'")
 
 

@@ -341,8 +341,14 @@ def test_the_command_writes_beside_and_renames(copied: Path, capsys: pytest.Capt
     assert {path: path.read_bytes() for path in files} == files and not list(copied.glob(".report*"))
 
 
-def test_without_matplotlib(copied: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+@pytest.mark.parametrize("refused", [False, True])
+def test_without_matplotlib(refused: bool, copied: Path, capsys: pytest.CaptureFixture[str],
+                            monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    def find_spec(name: str) -> None:
+        if refused:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr("importlib.util.find_spec", find_spec)
     monkeypatch.setenv("MINIDL_REPORT", "1")
     assert command.main([str(copied)]) == 2
     at_end(copied, {})

@@ -15,6 +15,7 @@ from minidl.comm.cluster import Cluster, Event, uniform
 from minidl.comm.fabric.base import Column, Fabric, Header, Message, Trust
 from minidl.comm.methods import swap
 from minidl.comm.methods.base import Method
+from minidl.comm.methods.gossip import Gossip
 from minidl.comm.methods.momentum import Mixed, Momentum
 from minidl.comm.methods.swap import NOTHING, Swaps
 from minidl.comm.replica import Replica
@@ -97,6 +98,21 @@ def test_the_bytes_of_codes_are_counted(compress: str, nbytes: int) -> None:
     stats, size = [fabric.stats for fabric in end.fabrics.values()], end.theta().shape[1]
     models, scale = sum(sum(each.sent_messages) for each in stats), 4 * (compress == "int8")
     assert models > 10 and sum(sum(each.sent_bytes) for each in stats) == models * (nbytes * size + scale)
+
+
+def test_the_trigger_is_not_asked_while_a_swap_is_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, it would count these steps as suppressed exchanges, and --exchange-rate would lower the threshold."""
+    unfinished: list[bool] = []
+    due = Gossip.due_blocks
+
+    def noted(method: Gossip) -> list[int]:
+        assert method.swaps
+        unfinished.append(method.swaps.unfinished())
+        return due(method)
+
+    monkeypatch.setattr(Gossip, "due_blocks", noted)
+    run("gossip", 4, 40, cluster=uniform(4, 2, alpha=1e-3, beta=1e-8), exchange="swap", adaptive="drift")
+    assert 10 < len(unfinished) < 4 * 40 and not any(unfinished)
 
 
 def test_a_velocity_moves_with_its_model() -> None:

@@ -111,6 +111,7 @@ class Gossip(adaptive.Adaptive):
                 del self.owed[asker]
         if self.swaps:
             self.swaps.send_owed()
+            fires = fires and not self.swaps.unfinished()  # else --adaptive would count an exchange as suppressed
         if fires:
             for block in self.due_blocks():
                 self.begin(chance, block)

@@ -66,12 +66,16 @@ class Swaps:
         self.owed: dict[int, np.ndarray | None] = {}
         self.incarnations = fabric.status[:, Column.INCARNATION].copy()
 
+    def unfinished(self) -> bool:
+        """Whether a swap with a replica that trains is unfinished."""
+        return bool(np.isin([*self.sent, *self.owed], peers.present(self.fabric)).any())
+
     def begin(self, peer: int) -> bool:
         """Begin a swap; return whether that was possible: it is not while one with a replica that trains is unfinished.
 
         Several at a time would move x_i too far: each of them adds half of a difference to the same s_i.
         """
-        if np.isin([*self.sent, *self.owed], peers.present(self.fabric)).any():
+        if self.unfinished():
             return False
         if self.inside(peer):
             return self.send(peer)
