@@ -177,9 +177,10 @@ def docstring(app: Sphinx, kind: str, name: str, value: Any, options: Any, lines
 
 
 def accessible(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Let the keyboard reach code that scrolls, and give the captions of the navigation a level."""
+    """Let the keyboard reach code and tables that scroll, and give the captions of the navigation a level."""
     for part in {"body", "furo_navigation_tree"} & context.keys():
         text = context[part].replace("<pre>", '<pre tabindex="0">')
+        text = text.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
         context[part] = text.replace('role="heading"', 'role="heading" aria-level="2"')
 
 
