@@ -17,13 +17,21 @@ from .reference import Pair, Shape, output_size
 from .reference import __all__ as __all__
 
 
+def _form(
+    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
+) -> int:
+    """Return the form that computes y and dweight."""
+    out = output_size(x_shape, w_shape, stride, padding, dilation)
+    form = winograd_form(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
+    return int(form) if winograd else DIRECT
+
+
 def forward_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
     """Return the number of elements of forward's scratch; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
-    out = output_size(x_shape, w_shape, stride, padding, dilation)
-    form = winograd_form(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
-    if winograd and form != DIRECT:
+    form = _form(x_shape, w_shape, groups, stride, padding, dilation, winograd)
+    if form != DIRECT:
         return fast.forward_scratch(form, x_shape, w_shape, padding)
     return int(direct.scratch_size(threads(), x_shape, w_shape, False, groups, stride, padding, dilation))
 
@@ -32,9 +40,8 @@ def packed_size(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
     """Return the number of elements of forward's `packed`."""
-    out = output_size(x_shape, w_shape, stride, padding, dilation)
-    form = winograd_form(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
-    if winograd and form != DIRECT:
+    form = _form(x_shape, w_shape, groups, stride, padding, dilation, winograd)
+    if form != DIRECT:
         return fast.packed_size(form, w_shape)
     return int(direct.packed_size(w_shape, groups, stride, padding, dilation))
 
@@ -53,10 +60,10 @@ def backward_weight_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
     """Return the number of elements of backward_weight's scratch."""
-    out = output_size(x_shape, w_shape, stride, padding, dilation)
-    form = winograd_form(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
-    if winograd and form != DIRECT:
+    form = _form(x_shape, w_shape, groups, stride, padding, dilation, winograd)
+    if form != DIRECT:
         return fast.backward_weight_scratch(form, x_shape, w_shape, padding)
+    out = output_size(x_shape, w_shape, stride, padding, dilation)
     return int(weight_gradient.scratch_size(threads(), out, x_shape, w_shape, groups, stride, padding, dilation))
 
 
