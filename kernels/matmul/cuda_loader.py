@@ -32,7 +32,7 @@ from minidl.engine.cuda_memory import copy_16_if, copy_if
 
 THREADS = 256
 DEPTH = 8  # k in a tile
-SUCCESSIVE = 4  # k that a thread copies in `along`
+SUCCESSIVE = 4  # k that a thread copies in `along` and `by_rows`
 PADDING = 4  # elements after a row of a tile that is transposed: a warp then writes to 32 different banks
 Loader = tuple[int, Any, Any, Any]
 
@@ -93,15 +93,21 @@ def elements(length: int, item: int, threads: int = THREADS) -> Loader:
     return length, first, fetches(False), fetches(True)
 
 
-def along(length: int, item: int, threads: int = THREADS) -> Loader:
-    stride = length + PADDING
+def _successive(threads: int) -> tuple[int, Any]:
+    """Return how many i all threads copy at once, and where each begins: it copies SUCCESSIVE k of one i."""
     lanes = DEPTH // SUCCESSIVE  # threads that copy one i
-    columns = threads // lanes  # i that all threads copy at once
-    copies = -(-length // columns)
 
     @device
     def first(thread: int) -> tuple[int, int]:
         return thread % lanes * SUCCESSIVE, thread // lanes
+
+    return threads // lanes, first
+
+
+def along(length: int, item: int, threads: int = THREADS) -> Loader:
+    stride = length + PADDING
+    columns, first = _successive(threads)
+    copies = -(-length // columns)
 
     def fetches(part: bool) -> Any:
         @device
@@ -121,13 +127,8 @@ def along(length: int, item: int, threads: int = THREADS) -> Loader:
 
 def by_rows(length: int, item: int, threads: int = THREADS) -> Loader:
     """k must be contiguous in global memory, and each row must begin at a multiple of 16 bytes."""
-    lanes = DEPTH // SUCCESSIVE  # threads that copy one i
-    rows = threads // lanes  # i that all threads copy at once
+    rows, first = _successive(threads)
     copies = length // rows
-
-    @device
-    def first(thread: int) -> tuple[int, int]:
-        return thread % lanes * SUCCESSIVE, thread // lanes
 
     def fetches(part: bool) -> Any:
         @device
