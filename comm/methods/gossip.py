@@ -84,8 +84,9 @@ class Gossip(adaptive.Adaptive):
         self.begun = 0  # number of exchanges that this replica has begun
         self.asked: set[int] = set()  # peers whose model this replica expects
         self.owed: dict[int, int] = {}  # replies that could not be sent yet: peer -> block
-        swaps = swap.Swaps(fabric, self.momentum, self.send_whole, swap.checked(config))
-        self.swaps = swaps if config.exchange == "swap" else None
+        self.swaps: swap.Swaps | None = None
+        if config.exchange == "swap":
+            self.swaps = swap.Swaps(fabric, self.momentum, self.send_whole, swap.checked(config))
 
     @classmethod
     def buffers(cls, size: int, config: Config) -> BufferSpec:
