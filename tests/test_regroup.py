@@ -44,10 +44,16 @@ class Diary:
         return at.epoch, at.step, trainer.fabric.view.number
 
     def images(self, epoch: int, ranks: list[int], alive: list[int]) -> Counter[int]:
-        """Count how often each image was trained in an epoch by these ranks, in steps that a survivor has completed."""
-        keys = [key for key, done in self.settled.items() if key[0] == epoch and not done.keys().isdisjoint(alive)]
-        pairs = [(rank, key) for key in keys for rank in ranks]
-        return Counter(image for pair in pairs for image in self.begun.get(pair, ()))
+        """Count how often each image was trained in an epoch by these ranks.
+
+        A survivor's batch counts if the survivor has completed the step: a death may interrupt it before the gradient.
+        A dead replica's batch counts if a survivor has completed the step.
+        """
+        return Counter(
+            image for key, done in self.settled.items() if key[0] == epoch for rank in ranks
+            if (rank in done if rank in alive else not done.keys().isdisjoint(alive))
+            for image in self.begun.get((rank, key), ())
+        )  # fmt: skip
 
 
 @pytest.fixture
