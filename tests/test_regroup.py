@@ -49,11 +49,10 @@ class Diary:
         A survivor's batch counts if the survivor has completed the step: a death may interrupt it before the gradient.
         A dead replica's batch counts if a survivor has completed the step.
         """
-        return Counter(
-            image for key, done in self.settled.items() if key[0] == epoch for rank in ranks
-            if (rank in done if rank in alive else not done.keys().isdisjoint(alive))
-            for image in self.begun.get((rank, key), ())
-        )  # fmt: skip
+        completed = [(key, done) for key, done in self.settled.items()
+                     if key[0] == epoch and not done.keys().isdisjoint(alive)]  # fmt: skip
+        pairs = [(rank, key) for key, done in completed for rank in ranks if rank in done or rank not in alive]
+        return Counter(image for pair in pairs for image in self.begun.get(pair, ()))
 
 
 @pytest.fixture
