@@ -17,8 +17,9 @@ from ..matmul.cuda_tile import Tile
 from . import cuda_winograd as winograd_form
 from .cuda_channels import COLUMNS, convolve_channels, weight_gradient_channels
 from .cuda_convolve import convolution
-from .cuda_few import LARGEST, LONGEST
+from .cuda_few import LONGEST
 from .cuda_geometry import Pass, passes
+from .cuda_taps import MOST
 from .cuda_weight import Gradient, gradient_of, sum_parts, weight_gradient
 from .reference import Pair, Shape, output_size
 from .reference import __all__ as __all__
@@ -26,12 +27,13 @@ from .reference import __all__ as __all__
 FEW_OUTPUTS = 4  # with up to so many outputs in each of several groups, cuda_channels.py computes y or dx,
 FEW_PRODUCTS = 16  # and with up to so many weights in a tap of a group, dweight
 MEDIUM = Tile(128, 64, 8, 8, blocks=3)  # of 128 threads: each finds more pixels, but loads less for a multiply-add
+WIDEST = Tile(128, 128, 8, 8)
 TILES = {  # bytes of an element -> tiles of y and dx, from narrow to wide
-    4: (Tile(512, 8, 4, 4), Tile(256, 16, 8, 4), Tile(256, 32, 8, 8, blocks=3), MEDIUM, Tile(128, 128, 8, 8)),
+    4: (Tile(512, 8, 8, 4, blocks=3), Tile(256, 16, 8, 8, blocks=6), Tile(256, 32, 8, 8, blocks=3), MEDIUM, WIDEST),
     8: TILES_OF_PRODUCTS[8],
 }
 WEIGHT_TILES = {  # bytes of an element -> tiles of dweight
-    4: (Tile(128, 128, 8, 8), MEDIUM, Tile(128, 64, 8, 4), Tile(256, 16, 8, 4), Tile(128, 32, 8, 8, blocks=6),
+    4: (WIDEST, MEDIUM, Tile(128, 64, 8, 4), Tile(256, 16, 8, 4), Tile(128, 32, 8, 8, blocks=6),
         Tile(128, 32, 4, 4), Tile(64, 64, 8, 4)),
     8: (Tile(128, 32, 4, 4), Tile(64, 64, 4, 4)),
 }
@@ -77,22 +79,22 @@ def _wide(channels: int, *arrays: ndarray) -> bool:
 
 def _has_few(g: Pass) -> bool:
     """Return whether cuda_few.py can and should find the numbers of the source."""
-    sides = g.source_h - g.offset_h + g.taps_h * g.spacing_h, g.source_w - g.offset_w + g.taps_w * g.spacing_w
-    return g.inner < DEPTH and g.taps_h * g.taps_w * g.inner <= LONGEST and max(sides) < LARGEST
+    return g.inner < DEPTH and g.taps_h * g.taps_w * g.inner <= LONGEST
 
 
 def _convolve(
     source: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
     out: ndarray, g: Pass, backward: bool,
 ) -> None:  # fmt: skip
-    if g.groups > 1 and g.outer <= FEW_OUTPUTS:
+    if g.groups > 1 and g.outer <= FEW_OUTPUTS or max(g.taps_h, g.taps_w) > MOST:
         arguments = source, weight, bias, scale, shift, shortcut, relu, out
         launch(convolve_channels(backward), -(-g.rows * g.groups * g.outer // THREADS), *arguments, *g)
         return
     tile = narrowest(TILES[out.itemsize], g.outer)
     wide = _wide(g.outer, out) if backward else _wide(g.outer, out, weight)
     has_few = not backward and _has_few(g)
-    compute = convolution(tile, has_few, g.inner % DEPTH == 0, backward, wide, out.itemsize)
+    by_rows = out.itemsize == 4 and not has_few and tile != WIDEST and _wide(g.inner, source)
+    compute = convolution(tile, has_few, g.inner % DEPTH == 0, by_rows, backward, wide, out.itemsize)
     blocks = -(-g.rows // tile.rows), -(-g.outer // tile.columns), g.groups
     launch(compute, blocks, source, weight, bias, scale, shift, shortcut, relu, out, *g)
 

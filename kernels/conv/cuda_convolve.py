@@ -19,7 +19,7 @@ from minidl.engine.cuda import Kernel, cuda, device, kernel
 from minidl.engine.cuda_memory import get
 
 from ..matmul.cuda_loader import DEPTH, across, along, elements
-from ..matmul.cuda_tile import VECTOR, Tile, positions
+from ..matmul.cuda_tile import VECTOR, Tile, places, positions
 from .cuda_few import few
 from .cuda_geometry import Pass, place
 from .cuda_pipeline import pipeline, row_writer
@@ -45,27 +45,30 @@ def added(total: float, at: int, shortcut: ndarray, relu: bool) -> float:
 
 
 @cache
-def convolution(tile: Tile, has_few: bool, whole: bool, backward: bool, wide: bool, item: int) -> Kernel:
+def convolution(
+    tile: Tile, has_few: bool, whole: bool, by_rows: bool, backward: bool, wide: bool, item: int
+) -> Kernel:
     """Return the kernel for a tile. has_few: use cuda_few.py, else cuda_taps.py. backward: compute the gradient.
 
-    whole: DEPTH divides the number of source's channels in a group.
+    whole: DEPTH divides the number of source's channels in a group. by_rows: they are copied by 16 bytes.
     wide: out is written, and in forward the weights are copied, by 16 bytes. item: bytes of an element.
     """
     ROWS, COLUMNS, HEIGHT, WIDTH = tile.rows, tile.columns, tile.height, tile.width
     loader = (along if backward else across if wide else elements)(COLUMNS, item, tile.threads)
     B_STRIDE = loader[0]
-    walk = few(tile, loader) if has_few else taps(tile, whole, backward, loader)
-    start, A_SIZE, B_SIZE = walk.start, 2 * DEPTH * walk.a_stride, 2 * DEPTH * B_STRIDE
-    INTEGERS, ENTRIES = walk.integers, max(VECTOR, walk.entries)
+    walk = few(tile, loader) if has_few else taps(tile, whole, by_rows, backward, loader)
+    start, A_SIZE, B_SIZE = walk.start, 2 * (ROWS if by_rows else DEPTH) * walk.a_stride, 2 * DEPTH * B_STRIDE
+    INTEGERS, ENTRIES, P_SHAPE = walk.integers, max(VECTOR, walk.entries), (HEIGHT, VECTOR) if by_rows else HEIGHT
     position, add_all, write = positions(COLUMNS // WIDTH), pipeline(tile, walk, B_STRIDE), row_writer(tile, wide)
+    begin, row_of = places(tile, by_rows)
 
     @device
     def finish(
-        out: ndarray, sums: ndarray, i: int, row: int, first: int, size: int, channel0: int, shortcut: ndarray,
+        out: ndarray, sums: ndarray, i: int, row0: int, y: int, first: int, size: int, channel0: int, shortcut: ndarray,
         relu: bool, g: Pass,
     ) -> None:  # fmt: skip
         """Write row i of the sums. (The compiler would not unroll a loop over rows, and keep the sums in memory.)"""
-        m = int32(row + i % VECTOR + i // VECTOR * (ROWS // 2))
+        m = int32(row0 + row_of(y, i))
         if m < g.images * g.pixels_h * g.pixels_w:
             at = int32(place(g, m) * (g.groups * g.outer) + channel0)
             if relu or shortcut.size > 0:
@@ -91,7 +94,7 @@ def convolution(tile: Tile, has_few: bool, whole: bool, backward: bool, wide: bo
         sa, sb = cuda.shared.array(A_SIZE, source.dtype, 16), cuda.shared.array(B_SIZE, source.dtype, 16)
         table = cuda.shared.array(ENTRIES, int32, 16)
         sums = cuda.local.array((HEIGHT, WIDTH), source.dtype)
-        p, q = cuda.local.array(HEIGHT, source.dtype), cuda.local.array(WIDTH, source.dtype)
+        p, q = cuda.local.array(P_SHAPE, source.dtype), cuda.local.array(WIDTH, source.dtype)
         state = cuda.local.array(INTEGERS, int32)
         for i in range(HEIGHT):
             for j in range(WIDTH):
@@ -99,7 +102,7 @@ def convolution(tile: Tile, has_few: bool, whole: bool, backward: bool, wide: bo
         y, x = position(int32(cuda.threadIdx.x))
         row0, column0, group = int32(cuda.blockIdx.x * ROWS), int32(cuda.blockIdx.y * COLUMNS), int32(cuda.blockIdx.z)
         tiles = start(state, table, g, row0, column0, group)
-        add_all(sums, p, q, sa, sb, y * VECTOR, x * VECTOR, tiles, state, source, weight, table, g)
+        add_all(sums, p, q, sa, sb, begin(y), x * VECTOR, tiles, state, source, weight, table, g)
 
         size, first, channel0 = int32(g.outer - column0), int32(x * VECTOR), int32(group * g.outer + column0)
         if bias.size > 0 or scale.size > 0:
@@ -108,15 +111,14 @@ def convolution(tile: Tile, has_few: bool, whole: bool, backward: bool, wide: bo
                 if n < size:
                     for i in range(HEIGHT):
                         sums[i, j] = scaled(sums[i, j], channel0 + n, bias, scale, shift)
-        row = int32(row0 + y * VECTOR)
-        finish(out, sums, 0, row, first, size, channel0, shortcut, relu, g)
-        finish(out, sums, 1, row, first, size, channel0, shortcut, relu, g)
-        finish(out, sums, 2, row, first, size, channel0, shortcut, relu, g)
-        finish(out, sums, 3, row, first, size, channel0, shortcut, relu, g)
+        finish(out, sums, 0, row0, y, first, size, channel0, shortcut, relu, g)
+        finish(out, sums, 1, row0, y, first, size, channel0, shortcut, relu, g)
+        finish(out, sums, 2, row0, y, first, size, channel0, shortcut, relu, g)
+        finish(out, sums, 3, row0, y, first, size, channel0, shortcut, relu, g)
         if HEIGHT == 8:
-            finish(out, sums, 4, row, first, size, channel0, shortcut, relu, g)
-            finish(out, sums, 5, row, first, size, channel0, shortcut, relu, g)
-            finish(out, sums, 6, row, first, size, channel0, shortcut, relu, g)
-            finish(out, sums, 7, row, first, size, channel0, shortcut, relu, g)
+            finish(out, sums, 4, row0, y, first, size, channel0, shortcut, relu, g)
+            finish(out, sums, 5, row0, y, first, size, channel0, shortcut, relu, g)
+            finish(out, sums, 6, row0, y, first, size, channel0, shortcut, relu, g)
+            finish(out, sums, 7, row0, y, first, size, channel0, shortcut, relu, g)
 
     return kernel(tile.threads, tile.blocks_per_sm)(convolve)

@@ -28,6 +28,7 @@ class Walk(NamedTuple):
     """
 
     a_stride: int  # of a's tile in shared memory, see matmul/cuda_loader.py
+    rows_stay: bool  # a's tile keeps its rows (`by_rows` there)
     integers: int
     entries: int
     start: Any
@@ -36,8 +37,8 @@ class Walk(NamedTuple):
 
 def pipeline(tile: Tile, walk: Walk, b_stride: int) -> Any:
     """Return a function that adds the products of all tiles to a thread's sums. The parameters: `multiplier`, Walk."""
-    A_HALF, B_HALF = DEPTH * walk.a_stride, DEPTH * b_stride  # elements
-    multiply, fetch = multiplier(tile, walk.a_stride, b_stride), walk.fetch
+    A_HALF, B_HALF = (tile.rows if walk.rows_stay else DEPTH) * walk.a_stride, DEPTH * b_stride  # elements
+    multiply, fetch = multiplier(tile, walk.a_stride, b_stride, walk.rows_stay), walk.fetch
 
     @device
     def add_all(

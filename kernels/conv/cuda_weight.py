@@ -31,9 +31,10 @@ from ..matmul.cuda_loader import DEPTH, THREADS, Loader, across, elements
 from ..matmul.cuda_tile import VECTOR, Tile, positions
 from .cuda_geometry import inside, quotient, split
 from .cuda_pipeline import Walk, pipeline, row_writer
-from .cuda_taps import FAR, add
+from .cuda_taps import add
 from .reference import Pair, Shape
 
+FAR = -(1 << 29)  # h of a pixel that no thread reads
 LEFT, B_AT, END_H, END_W, PIXELS = 0, 1, 2, 3, 4  # positions in `state`; then h, w, at for each pixel
 PRODUCTS = 128  # pixels of a part, if there are enough blocks
 LONGEST = 4096  # pixels of a part at most, since rounding errors grow with it
@@ -162,7 +163,7 @@ def pixels(tile: Tile, vector: int, b_loader: Loader) -> Walk:
         for r in range(copies):
             advance(state, PIXELS + 3 * r, g)
 
-    return Walk(rows, PIXELS + 3 * copies, 0, start, fetch)
+    return Walk(rows, False, PIXELS + 3 * copies, 0, start, fetch)
 
 
 @cache
