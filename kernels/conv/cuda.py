@@ -28,7 +28,7 @@ FEW_OUTPUTS = 4  # with up to so many outputs in each of several groups, cuda_ch
 FEW_PRODUCTS = 16  # and with up to so many weights in a tap of a group, dweight
 MEDIUM = Tile(128, 64, 8, 8, blocks=3)  # of 128 threads: each finds more pixels, but loads less for a multiply-add
 WIDEST = Tile(128, 128, 8, 8)
-TILES = {  # bytes of an element -> tiles of y and dx, from narrow to wide
+TILES = {  # bytes of an element -> tiles of y and dx, from narrow to wide. In float32, of 64 to 256 threads
     4: (Tile(512, 8, 8, 4, blocks=3), Tile(256, 16, 8, 8, blocks=6), Tile(256, 32, 8, 8, blocks=3), MEDIUM, WIDEST),
     8: TILES_OF_PRODUCTS[8],
 }
@@ -86,7 +86,7 @@ def _convolve(
     source: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
     out: ndarray, g: Pass, backward: bool,
 ) -> None:  # fmt: skip
-    if g.groups > 1 and g.outer <= FEW_OUTPUTS or max(g.taps_h, g.taps_w) > MOST:
+    if (g.groups > 1 and g.outer <= FEW_OUTPUTS) or max(g.taps_h, g.taps_w) > MOST:
         arguments = source, weight, bias, scale, shift, shortcut, relu, out
         launch(convolve_channels(backward), -(-g.rows * g.groups * g.outer // THREADS), *arguments, *g)
         return

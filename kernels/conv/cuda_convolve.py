@@ -4,7 +4,7 @@ matrix (implicit GEMM).
     out (pixels, O) = patches (pixels, taps * C) @ weight (taps * C, O)
 
 A row of `patches` contains all numbers that a pixel of out reads. It is never stored: the copies to shared memory read
-it from the image (cuda_taps.py, cuda_few.py). A block of 256 threads computes a tile of out: so many pixels x so many
+it from the image (cuda_taps.py, cuda_few.py). A block of threads computes a tile of out: so many pixels x so many
 channels of one group. A thread computes the same part of it as in matmul/cuda_tile.py, whose inner loop it uses.
 """
 
@@ -45,9 +45,7 @@ def added(total: float, at: int, shortcut: ndarray, relu: bool) -> float:
 
 
 @cache
-def convolution(
-    tile: Tile, has_few: bool, whole: bool, by_rows: bool, backward: bool, wide: bool, item: int
-) -> Kernel:
+def convolution(tile: Tile, has_few: bool, whole: bool, by_rows: bool, backward: bool, wide: bool, item: int) -> Kernel:
     """Return the kernel for a tile. has_few: use cuda_few.py, else cuda_taps.py. backward: compute the gradient.
 
     whole: DEPTH divides the number of source's channels in a group. by_rows: they are copied by 16 bytes.
