@@ -4,15 +4,15 @@
 
     two-hosts       four replicas on two hosts with a link of 100 Mbit/s: seconds and bytes over the link until the
                     average has 90% on Fashion-MNIST (needs root and MPICH)
-    equal-samples   accuracy of adaptive gossip minus that of D-PSGD with an exchange in each step, after the same number
-                    of samples
+    equal-samples   accuracy of adaptive gossip minus that of D-PSGD with an exchange in each step, after the same
+                    number of samples
     fixed-period    accuracy of adaptive gossip minus that of gossip with a fixed period, which sends as many messages
 
-Both kinds of gossip make the same swaps of int8 codes, mostly within a host; only the times of their swaps differ. The
-last two parts run in virtual time, on two hosts with such a link: both runs of a pair have the same seed. Their rows are
-the mean difference and its 95% interval by Student's t distribution. If the interval contains 0, the result is a tie.
-The options of the methods were chosen with seed 100, which no part uses. Only the rate of adaptive gossip was set
-after a first run with seed 0, so that both kinds send as many messages.
+Both kinds of gossip make the same swaps of int8 codes, mostly within a host; only the times of their swaps differ.
+The last two parts run in virtual time, on two hosts with such a link: both runs of a pair have the same seed. Their
+rows are the mean difference and its 95% interval by Student's t distribution. If the interval contains 0, the
+result is a tie. The options of the methods were chosen with seed 100, which no part uses. Only the rate of adaptive
+gossip was set after a first run with seed 0, so that both kinds send as many messages.
 
 Each run is a line in --out. A second start continues where the first one was stopped. With --quick, a small network
 learns digits on this machine.
@@ -40,7 +40,8 @@ from bench import comm_jobs as jobs
 from bench.papers.sc17_findings import interval
 from bench.papers.sc17_store import Result, Store, work
 
-SWAPS = "--method gossip --peer hierarchical --inside 0.75 --exchange swap --compress int8".split()
+SWAPS = ["--method", "gossip", "--peer", "hierarchical", "--inside", "0.75", "--exchange", "swap",
+         "--compress", "int8"]  # fmt: skip
 METHODS: dict[str, list[str]] = {
     # In virtual time this rate sends as many messages as `fixed-period`, to 5%.
     "adaptive": [*SWAPS, "--adaptive", "drift", "--exchange-rate", "0.31", "--threshold", "0.002"],
