@@ -40,7 +40,7 @@ from minidl import simulate
 
 RANKS, PERIOD = 4, 100
 RATES = ("0.025", "0.05", "0.1")
-TUNING, PAIRED = (100, 101), (0, 1, 2, 3, 4)
+TUNING, PAIRED = (100, 101), tuple(range(15))
 PER_STEP = "--method local-sgd --period 1"
 # name: (options, options of the exchange in each step)
 METHODS: dict[str, tuple[str, str]] = {
