@@ -54,7 +54,7 @@ def conv() -> Iterator[Case]:
         weight, options = array(3, 3, channels, outputs), (1, (1, 1), (1, 1), (1, 1), False)
         scratch = array(convolutions.backward_weight_scratch(x.shape, weight.shape, *options))
         name = f"{channels} -> {outputs}"
-        yield f"y, {name}", convolutions.forward, (x, weight, none, none, none, none, False, *options, none, y), 0
+        yield f"y, {name}", convolutions.forward, (x, weight, none, none, none, none, False, *options, none, none, y), 0
         if channels > 3:
             yield f"dx, {name}", convolutions.backward_input, (y, weight, none, *options, none, x), 0
         yield f"dweight, {name}", convolutions.backward_weight, (x, y, *options, scratch, weight), 0
