@@ -101,19 +101,17 @@ def taps(tile: Tile, whole: bool, by_rows: bool, b_along: bool, b_loader: Loader
         thread, column0 = int32(cuda.threadIdx.x), int32(cuda.blockIdx.y * columns)
         k, row = mine(thread)
         bk, bi = first_b(thread)
-        left, bits = int32(g.inner - state[CHANNEL]), cuda.local.array(SUCCESSIVE, int32)
-        for q in range(SUCCESSIVE):
-            bits[q] = state[ACROSS] | state[DOWN] if whole or k + q < left else NOWHERE
+        left, tap = int32(g.inner - state[CHANNEL]), int32(state[ACROSS] | state[DOWN])
         if SWEEP <= rows or row < rows:
             for r in range(sweeps):
-                outside, at = state[PIXELS + 2 * r], state[PIXELS + 2 * r + 1] + state[MOVED]
+                read, at = state[PIXELS + 2 * r] & tap == 0, state[PIXELS + 2 * r + 1] + state[MOVED]
                 if by_rows:
                     to = int32(half_a + (row + SWEEP * r) * DEPTH + (k ^ row & VECTOR))
-                    copy_16_if(sa, to, source, at, outside & bits[0] == 0)
+                    copy_16_if(sa, to, source, at, read and (whole or k < left))
                 else:
                     to = int32(half_a + k * stride + row + SWEEP * r)
                     for q in range(SUCCESSIVE):
-                        copy_if(sa, to + stride * q, source, at + q, outside & bits[q] == 0)
+                        copy_if(sa, to + stride * q, source, at + q, read and (whole or k + q < left))
         b_step = int32(g.groups * g.inner) if b_along else g.weight_channel
         to = int32(half_b + bk * B_STRIDE + bi)
         fetch_weights(sb, to, weight, state[B_AT], b_step, bk, bi, int32(g.outer - column0), left)
