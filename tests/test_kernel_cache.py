@@ -220,6 +220,17 @@ def test_an_edited_source_file_is_compiled_again_in_place(program: Program) -> N
     assert program.files() == files
 
 
+def test_only_functions_that_use_a_blas_import_scipy(program: Program) -> None:
+    after = """
+assert "scipy.linalg" not in sys.modules
+from numba.np import arraymath, linalg
+linalg.ensure_blas()
+assert arraymath._HAVE_BLAS and "scipy.linalg" in sys.modules
+"""
+    assert program.run("f8", after=after) == ("0 1", [])
+    assert program.run("f8", after=after) == ("1 0", [])
+
+
 # -- problems are reported, once and in one line --------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,7 @@ class KernelCache:
 
     def load_overload(self, signature: tuple[Any, ...], context: Any) -> Any:
         """Return the compiled function, or None if it is not in the cache."""
+        _import_array_functions()
         context.refresh()
         key = self._key(signature, context.codegen())
         data = self._read(key)
@@ -253,6 +255,21 @@ class KernelCache:
             hashlib.sha256(dumps(enclosed)).hexdigest() if enclosed else "", tuple(signature), codegen.magic_tuple(),
             platform.python_version(), sys.implementation.cache_tag, numba.__version__,
         )  # fmt: skip
+
+
+@functools.cache
+def _import_array_functions() -> None:
+    """Import Numba's array functions without SciPy, which takes 0.2 s in each process.
+
+    Their module imports SciPy's BLAS to find out whether it exists. Kernels use no BLAS. Numba imports it again when
+    it compiles a function that uses one.
+    """
+    linalg = import_module("numba.np.linalg")
+    check, linalg.ensure_blas = linalg.ensure_blas, lambda: None
+    try:
+        import_module("numba.np.arraymath")
+    finally:
+        linalg.ensure_blas = check
 
 
 @functools.cache
