@@ -142,6 +142,7 @@ TRAIN = [
     ("--method gossip --compress int8", "compress has an effect only with exchange swap"),
     ("--method gossip --exchange swap --compress sign", "compress sign keeps too little of a whole model"),
     ("--method local-sgd --compress int8", "compress is an option of the methods"),
+    ("--method allreduce --compress topk:0", "not of the form topk:SHARE, where SHARE is a number above 0"),
     ("--method ps --reduce fast", "reduce is an option of the methods allreduce, local-sgd, sync-easgd,"),
     ("--optimizer adam --momentum 0.5", "momentum is an option of the optimizers sgd, nesterov, sgdw, lars, muon, not"),
     ("--model mlp --conv direct", "conv is an option of the models lenet"),

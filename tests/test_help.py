@@ -44,6 +44,7 @@ def test_the_first_page_holds_every_option_and_begins_with_the_most_used() -> No
         assert f"only for the method {method}:" in text
     for words in ("(default: lenet)", "passes over the training set (default: 15)"):
         assert words in text, "the defaults are those of the default run"
+    assert "(default: )" not in text
 
 
 @pytest.mark.parametrize(("command", "topic", "words"), [

@@ -203,7 +203,9 @@ def test_free_running_replicas_divide_by_their_step_rate() -> None:
     ("--workers cpu:1,", "'' is no worker"),
     ("--workers cpu:0.5", "a list of one worker"),
     ("--workers 1,2", "'1' is no worker"),
-    ("--workers two", "expected a whole number"),
+    ("--workers two", "'two' is no worker; expected a whole number, or cpu:THREADS"),
+    ("--workers cpu", "'cpu' is no worker; expected a whole number, or cpu:THREADS"),
+    ("--method gossip --balance queue --shards skewed:0.3 --workers 2", "balance has an effect only with shards iid"),
     ("--workers cpu:1,cpu:0.5 --threads 2", "exclude each other"),
     ("--join somewhere --workers cpu:1,cpu:0.5", "a list is for a job that begins"),
 ])  # fmt: skip

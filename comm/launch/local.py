@@ -74,8 +74,8 @@ def run(
     else:
         each = [*threads, *[1] * (ranks - len(threads))]
     if sum(each) > len(cores) and not quiet:
-        what = f"of {each[0]}" if len({*each}) == 1 else f"with {sum(each)}"
-        tell(f"{ranks} processes {what} threads on {len(cores)} cores: they will compete for cores")
+        what = f"of {each[0]} thread{'s' * (each[0] > 1)}" if len({*each}) == 1 else f"with {sum(each)} threads"
+        tell(f"{ranks} processes {what} on {len(cores)} cores: they will compete for cores")
 
     def places_of(rank: int) -> tuple[int, Sequence[int]]:
         """Return the threads and the cores of a rank."""

@@ -63,6 +63,7 @@ OPTIONS = {
         "like": "base",
         "default": "queue",
         "choices": {"equal": "in equal parts, in advance", "queue": "each takes its next batch when it is ready"},
+        "used_with": {"shards": ["iid"]},
         "help": "how replicas divide the images of an epoch",
     },
     "weighting": {"like": "base"},

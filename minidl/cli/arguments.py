@@ -56,7 +56,7 @@ def with_devices(words: Sequence[str]) -> list[str]:
             continue
         if not equals:
             text = found[at + 1] if at + 1 < len(found) else ""
-        if not set(":,.") & set(text) or text.startswith("-"):
+        if not text or text.startswith("-") or text.removeprefix("+").isdecimal():
             devices = []
             continue
         number, devices = len(parse_devices(text)), ["--devices", text]

@@ -10,6 +10,7 @@
     choices     {value or form: its meaning}; a form contains capital letters, such as torus:RxC
     min, max, above, below      the limits of a number
     needs       {other option: value, or list of values}: the option has an effect only with such a value of the other
+    used_with   the same, but a file may have the option also where it has no effect
     instead_of  the option that has no effect if this one is set
     all_of      the name of a file in comm/methods: all of its options apply here, too
     like        the name of a model, an optimizer or a file in comm/methods that declares the same option: that

@@ -140,8 +140,7 @@ def _declared(command: Command, chooser: str) -> Iterator[str]:
             if same == name:
                 yield from _line(entry)
             else:
-                default = "" if entry.default is None else f" (default: {_text(entry.default)})"
-                yield from _row(_usage(entry), f"as for {same}{default}")
+                yield from _row(_usage(entry), f"as for {same}{_default(entry)}")
 
 
 def _others(chooser: str, names: Iterable[str]) -> str:
@@ -222,8 +221,12 @@ def _usage(entry: Option) -> str:
 
 def _sentence(entry: Option, with_choices: bool) -> str:
     text = entry.help + (f": {', '.join(entry.choices)}" if entry.choices and with_choices else "")
-    default = "" if entry.kind is bool or entry.default is None else _text(entry.default)
-    return text + (f" (default: {default})" if default else "")
+    return text + ("" if entry.kind is bool else _default(entry))
+
+
+def _default(entry: Option) -> str:
+    default = "" if entry.default is None else _text(entry.default)
+    return f" (default: {default})" if default else ""
 
 
 def _text(value: Any) -> str:

@@ -151,6 +151,8 @@ class Option:
             beginning, suffix = re.split("[A-Z]", choice)[0], re.search("(?<=[A-Z])[.][a-z]+", choice)
             if (beginning and beginning != choice and word.startswith(beginning)) or (suffix and suffix[0] in word):
                 example = f", such as {word}:build" if choice == "FILE.py:FUNCTION" and word.endswith(".py") else ""
+                for number in ("ALPHA", "SHARE"):
+                    example += f", where {number} is a number above 0" if choice.endswith(number) else ""
                 raise ConfigError(f"{self.words}: {shown(word)} is not of the form {choice}{example}")
         plain = [choice for choice in self.choices if choice == choice.lower()]
         raise ConfigError(f"unknown {self.words} {shown(word)}.{nearest(word.strip().lower(), plain)} "
