@@ -7,7 +7,7 @@ import pytest
 from bench import comm_jobs as jobs
 
 RUN = ["--data", "synthetic:900x6x6x1:4", "--model", "mlp", "--batch-size", "12", "--steps", "20", "--lr", "0.02"]
-REPLICAS = 3
+REPLICAS = 4
 
 
 @pytest.mark.parametrize(

@@ -220,15 +220,8 @@ def test_an_edited_source_file_is_compiled_again_in_place(program: Program) -> N
     assert program.files() == files
 
 
-def test_a_loaded_function_imports_nothing_that_numba_compiles_with(program: Program) -> None:
-    """A function is compiled without SciPy. Numba imports its BLAS when it compiles a function that uses one."""
-    after = """
-from numba.np import arraymath, linalg
-assert arraymath._HAVE_BLAS and "scipy.linalg" not in sys.modules
-linalg.ensure_blas()
-assert "scipy.linalg" in sys.modules
-"""
-    assert program.run("f8", after=after) == ("0 1", [])
+def test_a_function_is_loaded_without_what_numba_compiles_with(program: Program) -> None:
+    assert program.run("f8") == ("0 1", [])
     assert program.run("f8", after="assert 'numba.np.arraymath' not in sys.modules") == ("1 0", [])
     assert program.run("f8", "f4") == ("1 1", [])
 

@@ -190,7 +190,6 @@ def test_dpsgd_stops_and_saves_when_a_replica_is_killed(command: Command, victim
         time.sleep(0.05)
 
 
-@pytest.mark.slow  # test_launch.py kills a launcher, test_resume.py and test_mpi_deaths.py resume killed runs
 def test_gossip_resumes_from_its_last_epoch_after_the_launcher_is_killed(command: Command) -> None:
     """The replicas exit with the launcher."""
     options = [*SMALL, "--workers", "2", "--method", "gossip", "--epochs", "30", "--out", "run", "--quiet"]

@@ -114,7 +114,6 @@ def test_one_is_killed_at_the_end(tmp_path: Path, method: str, victim: int, wher
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == result
 
 
-@pytest.mark.slow  # test_all_workers_die has the same in virtual time, test_own_models_faults.py the end of a real job
 def test_all_workers_are_killed(tmp_path: Path) -> None:
     code, lines, errors = killed(tmp_path / "run", 3, [0, 1], "training.session:Session._epoch_done", "--method", "ps")
     words = errors.splitlines()

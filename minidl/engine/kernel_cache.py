@@ -31,7 +31,6 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +189,6 @@ class KernelCache:
         if _loading and not self._path(key).exists():
             _report("the cache of compiled kernels is incomplete, so kernels are compiled again",
                     f"{self.name}, which {_loading[-1]} calls, is missing in {self.folder}")  # fmt: skip
-        _import_array_functions()
         return None
 
     def save_overload(self, signature: tuple[Any, ...], compiled: Any) -> None:
@@ -261,21 +259,6 @@ class KernelCache:
             hashlib.sha256(dumps(enclosed)).hexdigest() if enclosed else "", tuple(signature), codegen.magic_tuple(),
             platform.python_version(), sys.implementation.cache_tag, numba.__version__,
         )  # fmt: skip
-
-
-@functools.cache
-def _import_array_functions() -> None:
-    """Import Numba's array functions without SciPy, which takes 0.2 s in each process.
-
-    Their module imports SciPy's BLAS to find out whether it exists. Kernels use no BLAS. Numba imports it again when
-    it compiles a function that uses one.
-    """
-    linalg = import_module("numba.np.linalg")
-    check, linalg.ensure_blas = linalg.ensure_blas, lambda: None
-    try:
-        import_module("numba.np.arraymath")
-    finally:
-        linalg.ensure_blas = check
 
 
 @functools.cache
