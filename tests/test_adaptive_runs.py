@@ -159,7 +159,7 @@ def trained_with(folder: Path, command: list[str], options: list[str]) -> dict[s
     ("--method gossip --adaptive norm --velocity quasi-global", "velocity quasi-global needs each of them"),
     ("--method allreduce --adaptive drift", "adaptive is an option of the methods"),
     ("--method ps --adaptive drift", "adaptive is an option of the methods"),
-    ("--method dpsgd --adaptive drift --workers 5", "needs an undirected graph"),
+    ("--method dpsgd --adaptive drift --workers 3", "needs an undirected graph"),
     ("--method dpsgd --adaptive drift --topology ring --overlap", "excludes overlap and compress"),
 ])  # fmt: skip
 def test_one_clear_line(

@@ -55,6 +55,7 @@ def test_every_file_can_be_imported(root: Path) -> None:
     assert len(names) > 40 and {*done.stdout.split()} <= OPTIONAL
 
 
+@pytest.mark.slow  # test_training shows the options and the lines of a report
 def test_measure(root: Path) -> None:
     check_values(rows_of(root, "measure.py"))
 

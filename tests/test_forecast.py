@@ -42,7 +42,7 @@ def test_64_replicas_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_that_does_not_fit_is_refused() -> None:
-    with Launched(3, *SMALL, program=("-c", SHORT)) as launched:
+    with Launched(2, *SMALL, program=("-c", SHORT)) as launched:
         code, lines, errors = launched.finish()
     assert code == 2 and not lines and errors.count("\n") == 1
-    assert errors.startswith("minidl: error: 3 replicas with 27") and "and 5 MB are free" in errors
+    assert errors.startswith("minidl: error: 2 replicas with 27") and "and 5 MB are free" in errors

@@ -28,7 +28,7 @@ def test_the_disk_of_one_replica_is_full(tmp_path: Path) -> None:
 
 
 def test_the_disk_of_the_leader_is_full(tmp_path: Path) -> None:
-    with Launched(3, "0", *SMALL, "--out", str(tmp_path / "run"), program=(FULL,)) as launched:
+    with Launched(2, "0", *SMALL, "--out", str(tmp_path / "run"), program=(FULL,)) as launched:
         code, lines, errors = launched.finish()
     assert code == 2 and not lines and errors.count("\n") == 1
     assert errors.startswith("minidl: error: cannot write checkpoint") and "No space left on device" in errors

@@ -138,7 +138,8 @@ def test_messages_of_the_users_script_do_not_mix_with_minidls(mode: str) -> None
     assert results(2, "beside_own", **MODES[mode]) == [list(range(20))] * 2
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 5])
+@pytest.mark.slow  # by default, `cases` has 3 and 4 ranks, and test_shm.py has 5 in shared memory
+@pytest.mark.parametrize("ranks", [1, 5])
 def test_sums_of_other_numbers_of_ranks(ranks: int) -> None:
     check_allreduce(results(ranks, "several", "allreduce", NODES="2"))
 

@@ -107,7 +107,7 @@ def test_a_death_that_ends_the_job_can_be_resumed(tmp_path: Path) -> None:
     """With MPICH one of the others says so, unless mpiexec kills them first: it sends SIGUSR1, and often SIGKILL."""
     log, out = tmp_path / "log", str(tmp_path / "run")
     options = [] if open_mpi() else ["-disable-auto-cleanup"]
-    done = run(3, options, COUNTING, str(log), "1:60:9", *RUN, "--method", "dpsgd", "--epochs", "12", "--out", out)
+    done = run(3, options, COUNTING, str(log), "1:60:9", *RUN, "--method", "dpsgd", "--epochs", "6", "--out", out)
     assert done.returncode != 0
     if not open_mpi():
         lines = ours(done.stderr)
@@ -115,7 +115,7 @@ def test_a_death_that_ends_the_job_can_be_resumed(tmp_path: Path) -> None:
         assert all(line.endswith("a rank has died, which ends a job of MPICH; --resume continues a run from its last "
                                  "checkpoint") for line in lines)  # fmt: skip
     done = run(3, [], COUNTING, str(log), "", "--resume", out, "--quiet", "--json")
-    assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["epochs"] == 12, done.stderr
+    assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["epochs"] == 6, done.stderr
 
 
 def test_a_frozen_replica_is_left_out_and_killed_at_the_end(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from bench import engines, predict
 
 
-@pytest.mark.parametrize("net", ["mlp", "resnet20"])
+@pytest.mark.parametrize("net", [pytest.param("mlp", marks=pytest.mark.slow), "resnet20"])
 def test_engines_agree(net: str, tmp_path: Path) -> None:
     """minidl and PyTorch (frozen), on a model whose batch norm has statistics."""
     pytest.importorskip("torch")

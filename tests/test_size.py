@@ -25,8 +25,20 @@ def python_files(*folders: str) -> Iterator[Path]:
 
 
 @cache
-def parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
+def defined(file: Path) -> tuple[dict[str, int], list[str]]:
+    """Return {function: number of its parameters, without self and cls}, and the names of the classes in a file.
+
+    The trees are not kept: all together have two million objects, which slow Python's garbage collector down.
+    """
+    functions, classes = dict[str, int](), list[str]()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            number = len(names) - (names[:1] in (["self"], ["cls"]))
+            functions[node.name] = max(number, functions.get(node.name, 0))
+        elif isinstance(node, ast.ClassDef):
+            classes.append(node.name)
+    return functions, classes
 
 
 def test_no_file_is_long() -> None:
@@ -38,14 +50,12 @@ def test_no_file_is_long() -> None:
 
 
 def test_no_function_outside_kernels_has_many_parameters() -> None:
-    found = {}
-    for file in python_files("minidl", "comm", "tests", "bench"):
-        for node in ast.walk(parsed(file)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                arguments = node.args
-                names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-                if len(names) - (names[:1] in (["self"], ["cls"])) > PARAMETERS:
-                    found[f"{file.relative_to(ROOT).as_posix()}:{node.name}"] = len(names)
+    found = [
+        f"{file.relative_to(ROOT).as_posix()}:{name}"
+        for file in python_files("minidl", "comm", "tests", "bench")
+        for name, number in defined(file)[0].items()
+        if number > PARAMETERS
+    ]
     assert sorted(found) == sorted(MANY_PARAMETERS)
 
 
@@ -54,10 +64,5 @@ def test_the_package_has_few_files() -> None:
 
 
 def test_ambiguous_names_are_used_for_one_class_only() -> None:
-    classes = Counter(
-        node.name
-        for file in python_files("minidl", "comm", "kernels")
-        for node in ast.walk(parsed(file))
-        if isinstance(node, ast.ClassDef)
-    )
+    classes = Counter(name for file in python_files("minidl", "comm", "kernels") for name in defined(file)[1])
     assert [name for name in ("Job", "Session", "Task", "Buffer", "Progress", "Run") if classes[name] > 1] == []

@@ -36,6 +36,7 @@ from typing import Any
 
 import numba
 from numba.core.compiler import CompileResult
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 UNUSED = 30 * 24 * 3600  # seconds after which the unused cache folder of another version is deleted
@@ -169,8 +170,13 @@ class KernelCache:
         return self._read(self._key(signature, codegen)) is not None
 
     def load_overload(self, signature: tuple[Any, ...], context: Any) -> Any:
-        """Return the compiled function, or None if it is not in the cache."""
-        context.refresh()
+        """Return the compiled function, or None if it is not in the cache.
+
+        Numba's own cache calls `context.refresh()` here, which registers all that Numba can compile (0.2 s in each
+        process). Machine code needs only the symbols of Numba's runtime, and a compilation calls `refresh` itself.
+        An exception is the hash of a string, which no kernel computes.
+        """
+        rtsys.initialize(context)
         key = self._key(signature, context.codegen())
         data = self._read(key)
         stored, compiled = pickle.loads(data) if data else (None, ())
