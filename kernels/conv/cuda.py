@@ -28,8 +28,9 @@ FEW_OUTPUTS = 4  # with up to so many outputs in each of several groups, cuda_ch
 FEW_PRODUCTS = 16  # and with up to so many weights in a tap of a group, dweight
 MEDIUM = Tile(128, 64, 8, 8, blocks=3)  # of 128 threads: each finds more pixels, but loads less for a multiply-add
 WIDEST = Tile(128, 128, 8, 8)
+SIXTEEN, SIXTEEN_UNALIGNED = Tile(256, 16, 8, 8, blocks=6), Tile(256, 16, 8, 4)
 TILES = {  # bytes of an element -> tiles of y and dx, from narrow to wide. In float32, of 64 to 256 threads
-    4: (Tile(512, 8, 8, 4, blocks=3), Tile(256, 16, 8, 8, blocks=6), Tile(256, 32, 8, 8, blocks=3), MEDIUM, WIDEST),
+    4: (Tile(512, 8, 8, 4, blocks=3), SIXTEEN, Tile(256, 32, 8, 8, blocks=3), MEDIUM, WIDEST),
     8: TILES_OF_PRODUCTS[8],
 }
 WEIGHT_TILES = {  # bytes of an element -> tiles of dweight
@@ -94,6 +95,8 @@ def _convolve(
     wide = _wide(g.outer, out) if backward else _wide(g.outer, out, weight)
     has_few = not backward and _has_few(g)
     by_rows = out.itemsize == 4 and not has_few and tile != WIDEST and _wide(g.inner, source)
+    if tile == SIXTEEN and not (has_few or by_rows):  # the copies of single numbers need too many registers
+        tile = SIXTEEN_UNALIGNED
     compute = convolution(tile, has_few, g.inner % DEPTH == 0, by_rows, backward, wide, out.itemsize)
     blocks = -(-g.rows // tile.rows), -(-g.outer // tile.columns), g.groups
     launch(compute, blocks, source, weight, bias, scale, shift, shortcut, relu, out, *g)
