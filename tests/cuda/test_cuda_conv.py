@@ -228,7 +228,7 @@ MUTANTS = {  # what is broken: (file, piece, replacement, function, layer)
     "a tile too few": ("pipeline", "turns = int32((tiles - 1) >> 1)", "turns = int32((tiles - 2) >> 1)", "forward",
                        STRIDED),
     "a pixel beyond the image": ("geometry", "uint32(w) < uint32(width)", "uint32(w) <= uint32(width)", "forward", ODD),
-    "a line beyond the image": ("geometry", "uint32(h) < uint32(height)", "True", "backward_input", STRIDED),
+    "a line beyond the image": ("geometry", "uint32(h) < uint32(height)", "True", "forward", STRIDED),
     "taps are not reversed": ("geometry", "w.tap_step * tap - padded", "tap - padded", "backward_input", GROUPS),
     "the first tap is 0": ("geometry", "(h.tap * kernel_w + w.tap) * tap", "0", "backward_input", STRIDED),
     "dx has no stride": ("geometry", "g.first_w + j * g.stride_w", "g.first_w + j", "backward_input", STRIDED),
