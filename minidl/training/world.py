@@ -236,7 +236,8 @@ class World:
             self._require_all_alive()
             fabric.join(BufferSpec(), "script")
             fabric.set_status(Column.STATE, State.FINISHED)
-            fabric.wait(lambda: True if self._left() is None else None, (), "all ranks")
+            states = fabric.status[:, Column.STATE]  # LEFT may still be on its way from a rank whose state is older
+            fabric.wait(lambda: ((states >= State.FINISHED) & (states != State.LEFT)).all() or None, (), "all ranks")
         finally:
             self._recovering = False
         self._training = False
