@@ -136,6 +136,11 @@ def test_parts_of_the_weight_gradient_do_not_depend_on_the_tile() -> None:
     assert results[0] == results[1]
 
 
+def test_a_part_of_several_chunks() -> None:
+    with mutated("conv", "conv/cuda_weight.py", "CHUNK = 256", "CHUNK = 48") as kernels:
+        convolve("backward_weight", LAYERS["four parts"], kernels=kernels, order="shuffled")
+
+
 # -- machine code -----------------------------------------------------------------------------------------------------
 
 
@@ -245,9 +250,19 @@ MUTANTS = {  # what is broken: (file, piece, replacement, function, layer)
     "few rows are not bounded": ("few", "if n < g.images else int32(-1)", "if n < 99 else int32(-1)", "forward", THREE),
     "one row too many is written": ("convolve", "if m < g.images", "if m <= g.images", "forward", STRIDED),
     "groups share their channels": ("taps", "* channels + group * g.inner + k)", "* channels + k)", "forward", GROUPS),
-    "a line ends late": ("weight", "if w >= state[END_W]", "if w > state[END_W]", "backward_weight", PARTS),
-    "an image never ends": ("weight", "int32(at + g.image)", "int32(at)", "backward_weight", PARTS),
-    "a part is too long": ("weight", "min(g.part, g.pixels - begin)", "g.part", "backward_weight", PARTS),
+    "a line ends late": ("channels", "if w >= state[END_W]", "if w > state[END_W]", "backward_weight", DEPTHWISE),
+    "an image never ends": ("channels", "int32(at + g.image)", "int32(at)", "backward_weight", DEPTHWISE),
+    "a part is too long": ("weight", "min(begin + g.part, g.pixels)", "begin + g.part", "backward_weight", PARTS),
+    "a part reads the next one": ("weight", "if pixel < stop else int32(-1)", "if pixel >= 0 else int32(-1)",
+                                  "backward_weight", PARTS),
+    "the entries are not waited for": ("weight", "cuda.syncthreads()  # the table", "pass  # the table",
+                                       "backward_weight", PARTS),
+    "a run goes beyond its tap": ("weight", "min(nominal, g.inner - size)", "nominal", "backward_weight",
+                                  LAYERS["128 x 64"]),
+    "columns of dy are not bounded": ("weight", "if column < g.outer else", "if column >= 0 else", "backward_weight",
+                                      PARTS),
+    "a run has its neighbour's tap": ("weight", "1 << LINE + u | 1 << v", "1 << LINE + u | 2 << v", "backward_weight",
+                                      PARTS),
     "a part is not added": ("weight", "at = int32(i + size)\n", "at = int32(i + 2 * size)\n", "backward_weight", PARTS),
     "a warp is not added": ("channels", "range(1, DEPTH)", "range(2, DEPTH)", "backward_weight", DEPTHWISE),
     "sums are not waited for": ("channels", "    cuda.syncthreads()\n", "", "backward_weight", DEPTHWISE),
