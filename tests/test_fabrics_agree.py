@@ -13,7 +13,7 @@ REPLICAS = 4
 @pytest.mark.parametrize(
     ("method", "count"),
     [
-        ("dpsgd --topology ring", 2),
+        pytest.param("dpsgd --topology ring", 2, marks=pytest.mark.slow),
         pytest.param("allreduce", 1, marks=pytest.mark.slow),
         pytest.param("sync-easgd --overlap", 2, marks=pytest.mark.slow),
         ("sync-easgd --overlap --reduce ring --compress bf16 --messages layers --period 2", 2),

@@ -115,8 +115,8 @@ def check_allreduce(found: list[Any]) -> None:
 
 
 cases = pytest.mark.parametrize("mode, ranks", [
-    pytest.param("memory", 3, marks=pytest.mark.slow), pytest.param("messages", 2, marks=pytest.mark.slow),
-    ("messages", 3), ("both", 4),  # both: two nodes, each with shared memory
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("memory", 3), ("messages", 2), ("messages", 3))),
+    ("both", 4),  # both: two nodes, each with shared memory
 ])  # fmt: skip
 
 
