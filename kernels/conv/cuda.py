@@ -17,7 +17,6 @@ from ..matmul.cuda_tile import Tile
 from . import cuda_winograd as winograd_form
 from .cuda_channels import COLUMNS, convolve_channels, weight_gradient_channels
 from .cuda_convolve import convolution
-from .cuda_few import LONGEST
 from .cuda_geometry import Pass, passes
 from .cuda_taps import MOST
 from .cuda_weight import Gradient, Runs, gradient_of, sum_parts, weight_gradient
@@ -28,14 +27,15 @@ FEW_OUTPUTS = 4  # with up to so many outputs in each of several groups, cuda_ch
 FEW_PRODUCTS = 16  # and with up to so many weights in a tap of a group, dweight
 MEDIUM = Tile(128, 64, 8, 8, blocks=3)  # of 128 threads: each finds more pixels, but loads less for a multiply-add
 WIDEST = Tile(128, 128, 8, 8)
-SIXTEEN, SIXTEEN_UNALIGNED = Tile(256, 16, 8, 8, blocks=6), Tile(256, 16, 8, 4)
+SIXTEEN, EIGHT = Tile(256, 16, 8, 8, blocks=6), Tile(512, 8, 8, 4, blocks=3)
+EIGHT_UNALIGNED = Tile(512, 8, 8, 8, blocks=6)  # a thread keeps half as many rows as if it copied them by 16 bytes
 TILES = {  # bytes of an element -> tiles of y and dx, from narrow to wide. In float32, of 64 to 256 threads
-    4: (Tile(512, 8, 8, 4, blocks=3), SIXTEEN, Tile(256, 32, 8, 8, blocks=3), MEDIUM, WIDEST),
+    4: (EIGHT, SIXTEEN, Tile(256, 32, 8, 8, blocks=3), MEDIUM, WIDEST),
     8: TILES_OF_PRODUCTS[8],
 }
 WEIGHT_TILES = {  # bytes of an element -> tiles of dweight. Of those with the fewest sums, the first is used
-    4: (WIDEST, MEDIUM, SIXTEEN, Tile(128, 32, 8, 8, blocks=6), Tile(64, 64, 8, 8, blocks=6),
-        Tile(128, 16, 8, 8, blocks=11), Tile(64, 32, 8, 8, blocks=12)),
+    4: (MEDIUM, SIXTEEN, Tile(128, 32, 8, 8, blocks=6), Tile(64, 64, 8, 8, blocks=6), Tile(128, 16, 8, 8, blocks=11),
+        Tile(64, 32, 8, 8, blocks=12)),
     8: (Tile(128, 32, 4, 4), Tile(64, 64, 4, 4)),
 }
 
@@ -78,11 +78,6 @@ def _wide(channels: int, *arrays: ndarray) -> bool:
     return channels % 4 == 0 and all(address(x) % 16 == 0 for x in arrays)
 
 
-def _has_few(g: Pass) -> bool:
-    """Return whether cuda_few.py can and should find the numbers of the source."""
-    return g.inner < DEPTH and g.taps_h * g.taps_w * g.inner <= LONGEST
-
-
 def _convolve(
     source: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
     out: ndarray, g: Pass, backward: bool,
@@ -91,13 +86,15 @@ def _convolve(
         arguments = source, weight, bias, scale, shift, shortcut, relu, out
         launch(convolve_channels(backward), -(-g.rows * g.groups * g.outer // THREADS), *arguments, *g)
         return
-    tile = narrowest(TILES[out.itemsize], g.outer)
+    tile, size, whole = narrowest(TILES[out.itemsize], g.outer), min(g.inner, DEPTH), g.inner % DEPTH == 0
     wide = _wide(g.outer, out) if backward else _wide(g.outer, out, weight)
-    has_few = not backward and _has_few(g)
+    if tile == WIDEST and backward and not (whole and wide):  # it has too few registers for more tests
+        tile = MEDIUM
+    has_few = not backward and g.inner < DEPTH
     by_rows = out.itemsize == 4 and not has_few and tile != WIDEST and _wide(g.inner, source)
-    if tile == SIXTEEN and not (has_few or by_rows):  # the copies of single numbers need too many registers
-        tile = SIXTEEN_UNALIGNED
-    compute = convolution(tile, has_few, g.inner % DEPTH == 0, by_rows, backward, wide, out.itemsize)
+    if tile == EIGHT and not (has_few or by_rows):
+        tile = EIGHT_UNALIGNED
+    compute = convolution(tile, has_few, size, whole, by_rows, backward, wide, out.itemsize)
     blocks = -(-g.rows // tile.rows), -(-g.outer // tile.columns), g.groups
     launch(compute, blocks, source, weight, bias, scale, shift, shortcut, relu, out, *g)
 
@@ -156,8 +153,7 @@ def _weight_product(x: ndarray, dy: ndarray, out: ndarray, g: Gradient) -> None:
     def sums(tile: Tile) -> int:
         return -(-rows // tile.rows) * tile.rows * (-(-g.outer // tile.columns) * tile.columns)
 
-    # the copies of single numbers take registers that WIDEST does not have
-    tile = min((tile for tile in WEIGHT_TILES[item] if (aligned and wide) or tile != WIDEST), key=sums)
+    tile = min(WEIGHT_TILES[item], key=sums)
     most = tile.rows * DEPTH // tile.threads  # channels of a pixel for each thread
     run = next(run for run in (8, 4, 2) if run <= most and _rows(g, run) == rows)
     compute = weight_gradient(tile, Runs(run, min(run, g.inner), vector if aligned else 1), wide, item)

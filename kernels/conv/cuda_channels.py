@@ -34,12 +34,12 @@ def convolve_channels(backward: bool) -> Kernel:
         images: int, groups: int, inner: int, outer: int, source_h: int, source_w: int, out_h: int, out_w: int,
         pixels_h: int, pixels_w: int, first_h: int, first_w: int, stride_h: int, stride_w: int, step_h: int,
         step_w: int, offset_h: int, offset_w: int, spacing_h: int, spacing_w: int, taps_h: int, taps_w: int,
-        right: int, down: int, weight_: int, weight_channel: int, weight_next: int, weight_right: int, weight_down: int,
+        weight_: int, weight_channel: int, weight_right: int, weight_down: int,
     ) -> None:  # fmt: skip
         g = Pass(
             images, groups, inner, outer, source_h, source_w, out_h, out_w, pixels_h, pixels_w, first_h, first_w,
-            stride_h, stride_w, step_h, step_w, offset_h, offset_w, spacing_h, spacing_w, taps_h, taps_w, right, down,
-            weight_, weight_channel, weight_next, weight_right, weight_down,
+            stride_h, stride_w, step_h, step_w, offset_h, offset_w, spacing_h, spacing_w, taps_h, taps_w,
+            weight_, weight_channel, weight_right, weight_down,
         )  # fmt: skip
         number, outputs, channels = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x), groups * outer, groups * inner
         row = quotient(number, outputs)
@@ -48,7 +48,6 @@ def convolve_channels(backward: bool) -> Kernel:
         n, i, j = split(row, pixels_h, pixels_w)
         if n < images:
             at_weight = int32(weight_ + ((o - group * outer) * channels + group * inner if backward else o))
-            padded = int32((inner + DEPTH - 1) // DEPTH * weight_next)  # weight_right begins behind a whole tile
             total = source.dtype.type(0)
             for u in range(taps_h):
                 h = int32(offset_h + i * step_h + u * spacing_h)
@@ -56,10 +55,9 @@ def convolve_channels(backward: bool) -> Kernel:
                     w = int32(offset_w + j * step_w + v * spacing_w)
                     if inside(h, w, source_h, source_w):
                         at = int32(((n * source_h + h) * source_w + w) * channels + group * inner)
+                        at_tap = int32(at_weight + u * weight_down + v * weight_right)
                         for c in range(inner):
-                            total += get(source, at + c) * get(weight, at_weight + c * weight_channel)
-                    at_weight = int32(at_weight + padded + weight_right)
-                at_weight = int32(at_weight + weight_down)
+                            total += get(source, at + c) * get(weight, at_tap + c * weight_channel)
             at = int32(place(g, row) * outputs + o)
             put(out, at, added(scaled(total, o, bias, scale, shift), at, shortcut, relu))
 

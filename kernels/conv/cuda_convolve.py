@@ -45,19 +45,20 @@ def added(total: float, at: int, shortcut: ndarray, relu: bool) -> float:
 
 
 @cache
-def convolution(tile: Tile, has_few: bool, whole: bool, by_rows: bool, backward: bool, wide: bool, item: int) -> Kernel:
+def convolution(
+    tile: Tile, has_few: bool, size: int, whole: bool, by_rows: bool, backward: bool, wide: bool, item: int
+) -> Kernel:
     """Return the kernel for a tile. has_few: use cuda_few.py, else cuda_taps.py. backward: compute the gradient.
 
-    whole: DEPTH divides the number of source's channels in a group. by_rows: they are copied by 16 bytes.
-    wide: out is written, and in forward the weights are copied, by 16 bytes. item: bytes of an element.
+    size: channels of source in a group, at most DEPTH. whole: DEPTH divides their number. by_rows: they are copied by
+    16 bytes. wide: out is written, and in forward the weights are copied, by 16 bytes. item: bytes of an element.
     """
     ROWS, COLUMNS, HEIGHT, WIDTH = tile.rows, tile.columns, tile.height, tile.width
     loader = (along if backward else across if wide else elements)(COLUMNS, item, tile.threads)
-    B_STRIDE = loader[0]
-    walk = few(tile, loader) if has_few else taps(tile, whole, by_rows, backward, loader)
-    start, A_SIZE, B_SIZE = walk.start, 2 * (ROWS if by_rows else DEPTH) * walk.a_stride, 2 * DEPTH * B_STRIDE
-    INTEGERS, ENTRIES, P_SHAPE = walk.integers, max(VECTOR, walk.entries), (HEIGHT, VECTOR) if by_rows else HEIGHT
-    position, add_all, write = positions(COLUMNS // WIDTH), pipeline(tile, walk, B_STRIDE), row_writer(tile, wide)
+    walk = few(tile, loader) if has_few else taps(tile, size, whole, by_rows, backward, loader)
+    start, A_SIZE, B_SIZE = walk.start, 2 * (ROWS if by_rows else DEPTH) * walk.a_stride, 2 * DEPTH * walk.b_stride
+    INTEGERS, ENTRIES, P_SHAPE = walk.integers, walk.entries, (HEIGHT, VECTOR) if by_rows else HEIGHT
+    position, add_all, write = positions(COLUMNS // WIDTH), pipeline(tile, walk), row_writer(tile, wide)
     begin, row_of = places(tile, by_rows)
 
     @device
@@ -82,12 +83,12 @@ def convolution(tile: Tile, has_few: bool, whole: bool, by_rows: bool, backward:
         images: int, groups: int, inner: int, outer: int, source_h: int, source_w: int, out_h: int, out_w: int,
         pixels_h: int, pixels_w: int, first_h: int, first_w: int, stride_h: int, stride_w: int, step_h: int,
         step_w: int, offset_h: int, offset_w: int, spacing_h: int, spacing_w: int, taps_h: int, taps_w: int,
-        right: int, down: int, weight_: int, weight_channel: int, weight_next: int, weight_right: int, weight_down: int,
+        weight_: int, weight_channel: int, weight_right: int, weight_down: int,
     ) -> None:  # fmt: skip
         g = Pass(
             images, groups, inner, outer, source_h, source_w, out_h, out_w, pixels_h, pixels_w, first_h, first_w,
-            stride_h, stride_w, step_h, step_w, offset_h, offset_w, spacing_h, spacing_w, taps_h, taps_w, right, down,
-            weight_, weight_channel, weight_next, weight_right, weight_down,
+            stride_h, stride_w, step_h, step_w, offset_h, offset_w, spacing_h, spacing_w, taps_h, taps_w,
+            weight_, weight_channel, weight_right, weight_down,
         )  # fmt: skip
         sa, sb = cuda.shared.array(A_SIZE, source.dtype, 16), cuda.shared.array(B_SIZE, source.dtype, 16)
         table = cuda.shared.array(ENTRIES, int32, 16)
@@ -99,7 +100,7 @@ def convolution(tile: Tile, has_few: bool, whole: bool, by_rows: bool, backward:
                 sums[i, j] = 0
         y, x = position(int32(cuda.threadIdx.x))
         row0, column0, group = int32(cuda.blockIdx.x * ROWS), int32(cuda.blockIdx.y * COLUMNS), int32(cuda.blockIdx.z)
-        tiles = start(state, table, g, row0, column0, group)
+        tiles = start(state, g, row0, column0, group)
         add_all(sums, p, q, sa, sb, begin(y), x * VECTOR, tiles, state, source, weight, table, g)
 
         size, first, channel0 = int32(g.outer - column0), int32(x * VECTOR), int32(group * g.outer + column0)

@@ -17,17 +17,12 @@ from numba import int32, uint32
 
 from minidl.engine.cuda import device
 
-from ..matmul.cuda_loader import DEPTH
 from .geometry import Axis, Layer, forward_axis, gradient_axis, layer_of
 from .reference import Pair, Shape
 
 
 class Pass(NamedTuple):
-    """A pass over all images. A group computes `outer` channels of out from `inner` channels of source.
-
-    The last seven numbers are distances in elements, for kernels that go through the taps of a line from left to right
-    and then to the next line. At each tap they go through the channels, DEPTH at a time.
-    """
+    """A pass over all images. A group computes `outer` channels of out from `inner` channels of source."""
 
     images: int
     groups: int
@@ -51,13 +46,10 @@ class Pass(NamedTuple):
     spacing_w: int
     taps_h: int
     taps_w: int
-    right: int  # in source, from behind the last channels of a tap to the next tap
-    down: int  # and from behind the last tap of a line to the next line
     weight: int  # the weights of the first tap
-    weight_channel: int  # from the weights of a channel of source to those of the next channel
-    weight_next: int  # DEPTH channels further
-    weight_right: int
-    weight_down: int
+    weight_channel: int  # from the weights of a channel of source to those of the next channel, in elements
+    weight_right: int  # from those of a tap to those of the next one in its line
+    weight_down: int  # from line to line
 
     @property
     def rows(self) -> int:
@@ -86,16 +78,11 @@ def _pass(images: int, layer: Layer, backward: bool, kernel_w: int, h: Axis, w: 
     numbers += (int(getattr(axis, field)) for field in fields for axis in (h, w))
     channels = layer.groups * layer.inner  # of source
     tap = layer.outer * channels  # elements of the weights
-    weight_channel = 1 if backward else layer.groups * layer.outer
-    padded = -(-layer.inner // DEPTH) * DEPTH
     numbers += (
-        w.spacing * channels - padded,  # right
-        (h.spacing * w.source - w.taps * w.spacing) * channels,  # down
         (h.tap * kernel_w + w.tap) * tap,  # weight
-        weight_channel,
-        DEPTH * weight_channel,  # weight_next
-        w.tap_step * tap - padded * weight_channel,  # weight_right
-        (h.tap_step * kernel_w - w.taps * w.tap_step) * tap,  # weight_down
+        1 if backward else layer.groups * layer.outer,  # weight_channel
+        w.tap_step * tap,  # weight_right
+        h.tap_step * kernel_w * tap,  # weight_down
     )
     return Pass(*numbers)
 

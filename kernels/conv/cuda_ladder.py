@@ -124,7 +124,7 @@ def divisions(x: ndarray, weight: ndarray, y: ndarray) -> None:
 
 
 def kept_pixels(x: ndarray, weight: ndarray, y: ndarray) -> None:
-    """Call cuda.py: a thread keeps its pixels, and goes from tap to tap by additions; copies are in the background."""
+    """Call cuda.py: a thread keeps its pixels, and reads the taps from a table; copies are in the background."""
     none = np.empty(0, np.float32)
     fast.forward(x, weight, none, none, none, none, False, 1, ONE, ONE, ONE, False, none, none, y)
 

@@ -13,7 +13,7 @@ for each of them
     taken       the bits of its line and column of taps, as in cuda_taps.py
     distance    from the pixel of tap 0 to its numbers, in elements
 
-What depends on the pixel is the same for all runs. A table in shared memory contains it for CHUNK pixels:
+What depends on the pixel is the same for all runs. The table contains it:
 
     at         where the pixel of tap 0 is in x, in elements
     outside    the bits of the lines and columns of taps that are outside the image
@@ -39,14 +39,15 @@ from minidl.engine.cuda_memory import copy_16_if, copy_if, get, load4, put, shif
 from ..matmul.cuda_loader import DEPTH, THREADS
 from ..matmul.cuda_tile import VECTOR, Tile, positions
 from .cuda_geometry import quotient, split
-from .cuda_pipeline import Walk, pipeline, row_writer
+from .cuda_pipeline import ENTRY, Walk, pipeline, row_writer
 from .cuda_taps import LINE, NOWHERE, bits_outside
 from .reference import Pair, Shape
 
-CHUNK = 256  # pixels in the table, a multiple of 2 * DEPTH
-ENTRY = 4  # integers for each: at, outside, dy_at, and one that is not used
+CHUNK = 32  # tiles in the table
 BEYOND = 1 << 15  # in `outside`: the pixel is not in the part
-NEXT, B_AT, RUNS = 0, 1, 2  # positions in `state`: entry of the next pixel, outputs; then taken, distance of each run
+# Positions in `state`: entry of the next pixel, first pixel of the part, behind the last one, where dy's numbers are;
+# then taken and distance of each run
+NEXT, BEGIN, STOP, B_AT, RUNS = 0, 1, 2, 3, 4
 PRODUCTS = 128  # pixels of a part, if there are enough blocks
 LONGEST = 4096  # pixels of a part at most, since rounding errors grow with it
 BLOCKS = 256  # at least so many blocks, if there are enough pixels
@@ -137,9 +138,9 @@ def stride_of(length: int, together: int) -> int:
     return length + (together - length) % 32 if together < 32 else length
 
 
-def pixels(tile: Tile, runs: Runs, b_piece: int) -> tuple[Walk, int]:
-    """Return the walk from pixel to pixel, and the stride of b's tile. b_piece: outputs that are copied together."""
-    lanes, (run, size, piece), place = tile.threads // DEPTH, runs, runs.place
+def pixels(tile: Tile, runs: Runs, b_piece: int) -> Walk:
+    """Return the walk from pixel to pixel. b_piece: outputs that are copied together."""
+    threads, lanes, (run, size, piece), place = tile.threads, tile.threads // DEPTH, runs, runs.place
     plane, copies = tile.rows // run * piece, tile.rows // run // lanes
     b_pieces = tile.columns // b_piece
     b_copies = -(-b_pieces // lanes)
@@ -147,7 +148,7 @@ def pixels(tile: Tile, runs: Runs, b_piece: int) -> tuple[Walk, int]:
     OUTPUTS = RUNS + 2 * copies
 
     @device
-    def start(state: ndarray, table: ndarray, g: Gradient, row0: int, column0: int, group: int) -> int:
+    def start(state: ndarray, g: Gradient, row0: int, column0: int, group: int) -> int:
         lane, channels = int32(cuda.threadIdx.x % lanes), int32(g.groups * g.inner)
         for r in range(copies):
             tap, channel, _ = place(int32(row0 // run + lane + lanes * r), g)
@@ -160,7 +161,22 @@ def pixels(tile: Tile, runs: Runs, b_piece: int) -> tuple[Walk, int]:
             column = int32(column0 + (lane + lanes * r) * b_piece)
             state[OUTPUTS + r] = int32(BEYOND) if column < g.outer else int32(NOWHERE)
         state[B_AT] = int32(group * g.outer + column0 + lane * b_piece)
-        return int32(0)
+        state[BEGIN] = int32(quotient(int32(cuda.blockIdx.z), g.groups) * g.part)
+        state[STOP] = int32(min(state[BEGIN] + g.part, g.pixels))
+        return int32((state[STOP] - state[BEGIN] + DEPTH - 1) // DEPTH)
+
+    @device
+    def fill(state: ndarray, table: ndarray, g: Gradient, begin: int, count: int) -> None:
+        entry = int32(cuda.threadIdx.x)
+        while entry < (count + 1) * DEPTH:
+            pixel = int32(state[BEGIN] + begin * DEPTH + entry)
+            n, i, j = split(pixel, g.out_h, g.out_w)
+            h, w = int32(i * g.stride_h - g.padding_h), int32(j * g.stride_w - g.padding_w)
+            at = int32(((n * g.source_h + h) * g.source_w + w) * (g.groups * g.inner))
+            outside = bits_outside(h, w, g) if pixel < state[STOP] and entry < count * DEPTH else int32(-1)
+            store4(table, entry * ENTRY, (at, outside, int32(pixel * (g.groups * g.outer)), int32(0)))
+            entry = int32(entry + threads)
+        state[NEXT] = int32(cuda.threadIdx.x // lanes * ENTRY)
 
     @device
     def fetch(
@@ -182,38 +198,19 @@ def pixels(tile: Tile, runs: Runs, b_piece: int) -> tuple[Walk, int]:
                 more = lanes * b_piece * r
                 b_copy(sb, more, dy, dy_at + more, outside & state[OUTPUTS + r] == 0)
 
-    return Walk(A_STRIDE, False, OUTPUTS + b_copies, (CHUNK + DEPTH) * ENTRY, start, fetch), B_STRIDE
-
-
-@device
-def write_table(table: ndarray, begin: int, stop: int, threads: int, g: Gradient) -> int:
-    """Write the entries of the pixels from `begin` to `stop`. Return the number of tiles, which is even.
-
-    One tile more has entries: `add_all` copies it.
-    """
-    tiles = int32((stop - begin + 2 * DEPTH - 1) // (2 * DEPTH) * 2)
-    entry = int32(cuda.threadIdx.x)
-    while entry < (tiles + 1) * DEPTH:
-        pixel = int32(begin + entry)
-        n, i, j = split(pixel, g.out_h, g.out_w)
-        h, w = int32(i * g.stride_h - g.padding_h), int32(j * g.stride_w - g.padding_w)
-        at = int32(((n * g.source_h + h) * g.source_w + w) * (g.groups * g.inner))
-        outside = bits_outside(h, w, g) if pixel < stop else int32(-1)
-        store4(table, entry * ENTRY, (at, outside, int32(pixel * (g.groups * g.outer)), int32(0)))
-        entry = int32(entry + threads)
-    cuda.syncthreads()  # the table is complete
-    return tiles
+    INTEGERS, ENTRIES = OUTPUTS + b_copies, (CHUNK + 1) * DEPTH * ENTRY
+    return Walk(A_STRIDE, B_STRIDE, False, INTEGERS, ENTRIES, CHUNK, start, fill, fetch)
 
 
 @cache
 def weight_gradient(tile: Tile, runs: Runs, wide: bool, item: int) -> Kernel:
     """Return the kernel for a tile. wide: dy and out are accessed by 16 bytes. item: bytes of an element."""
     ROWS, COLUMNS, HEIGHT, WIDTH, BLOCK = tile.rows, tile.columns, tile.height, tile.width, tile.threads
-    walk, B_STRIDE = pixels(tile, runs, 16 // item if wide else 1)
-    start, A_SIZE, B_SIZE = walk.start, 2 * DEPTH * walk.a_stride, 2 * DEPTH * B_STRIDE
+    walk = pixels(tile, runs, 16 // item if wide else 1)
+    start, A_SIZE, B_SIZE = walk.start, 2 * DEPTH * walk.a_stride, 2 * DEPTH * walk.b_stride
     INTEGERS, ENTRIES, (RUN, SIZE, PIECE), place = walk.integers, walk.entries, runs, runs.place
     PLANE = ROWS // RUN * PIECE
-    position, add_all, write = positions(COLUMNS // WIDTH), pipeline(tile, walk, B_STRIDE, True), row_writer(tile, wide)
+    position, add_all, write = positions(COLUMNS // WIDTH), pipeline(tile, walk), row_writer(tile, wide)
 
     def weight_gradient(
         x: ndarray, dy: ndarray, out: ndarray,
@@ -239,19 +236,13 @@ def weight_gradient(tile: Tile, runs: Runs, wide: bool, item: int) -> Kernel:
         row0, column0, z = int32(cuda.blockIdx.x * ROWS), int32(cuda.blockIdx.y * COLUMNS), int32(cuda.blockIdx.z)
         number = quotient(z, g.groups)  # of the part
         group = int32(z - number * g.groups)
-        begin = int32(number * g.part)
-        stop = int32(min(begin + g.part, g.pixels))
-        start(state, table, g, row0, column0, group)
+        tiles = start(state, g, row0, column0, group)
         if SIZE < RUN:  # some rows are not copied
             at = int32(cuda.threadIdx.x)
             while at < A_SIZE:
                 put(sa, at, x.dtype.type(0))
                 at = int32(at + BLOCK)
-        while begin < stop:
-            tiles = write_table(table, begin, int32(min(begin + CHUNK, stop)), BLOCK, g)
-            state[NEXT] = int32(cuda.threadIdx.x // (BLOCK // DEPTH) * ENTRY)
-            add_all(sums, p, q, sa, sb, y * VECTOR, x_ * VECTOR, tiles, state, x, dy, table, g)
-            begin = int32(begin + CHUNK)
+        add_all(sums, p, q, sa, sb, y * VECTOR, x_ * VECTOR, tiles, state, x, dy, table, g)
         columns, channel0 = int32(g.outer - column0), int32(group * g.outer + column0)
         for i in range(HEIGHT):
             row = int32(y * VECTOR + i % VECTOR + i // VECTOR * (ROWS // 2))
