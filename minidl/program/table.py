@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidl.engine import random
+from minidl.engine import random, team
 from minidl.engine.device import address
 from minidl.program.call import DATA, SLOT, array_slots, entry_address, kernel_address, numba_type
 from minidl.program.call import run as run_calls
@@ -133,7 +133,11 @@ class Program:
         self.bind(bases)
         if first == 0:
             self.draw()
-        run_calls(self.table, first, len(self.table) if last is None else last)
+        cores = team.bind()
+        try:
+            run_calls(self.table, first, len(self.table) if last is None else last)
+        finally:
+            team.release(cores)
 
     def bind(self, bases: Mapping[str, int]) -> None:
         """Let the next run find each region at the address in `bases`."""
