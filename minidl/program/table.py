@@ -25,7 +25,7 @@ from minidl.program.dependence import Calls
 from minidl.program.fuse import fuse
 from minidl.program.hidden import Drawn, Unrecordable
 from minidl.program.packed import PackedWeights
-from minidl.program.plan import plan, work_in_place, write_gradients_directly
+from minidl.program.plan import plan, remove_unread, work_in_place, write_gradients_directly
 from minidl.program.precompile import Kernel, OnProgress, compile_all, silent
 from minidl.program.record import Call, Memory, Place, Recorder
 
@@ -67,6 +67,7 @@ class Program:
         outputs = {place.memory for place in places.values()}
         step = Calls(recorder.calls)
         fuse(step, outputs)
+        remove_unread(step, outputs)
         write_gradients_directly(step, outputs)
         if packed is not None:
             packed.add_to(step)
