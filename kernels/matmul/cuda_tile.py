@@ -1,11 +1,12 @@
 """The kernel of all matrix products on a GPU: out (M, N) = a (M, K) @ b (K, N), in tiles whose sums stay in registers.
 
-A block of 64 to 256 threads computes a tile of out, ROWS x COLUMNS; in float32, a thread computes 8 x 8 of it. For each
-DEPTH k, tiles of a and b are copied to shared memory (cuda_loader.py), one tile ahead of the sums: while the threads
-multiply tile t, the copies of tile t + 1 are on their way. Shared memory has two halves that are used in turn, and the
-loop over tiles contains both turns, so that all addresses in it are constants plus one register.
+A block of 64 to 256 threads computes a tile of out, ROWS x COLUMNS; in float32, a thread computes 8 x 8 of it (16 x 4 if
+there are 8 columns). For each DEPTH k, tiles of a and b are copied to shared memory (cuda_loader.py), one tile ahead of
+the sums: while the threads multiply tile t, the copies of tile t + 1 are on their way. Shared memory has two halves
+that are used in turn, and the loop over tiles contains both turns, so that all addresses in it are constants plus one
+register.
 
-For each k, a thread loads 8 (or 4) numbers of a and of b, 16 bytes at a time, and does 8 x 8 multiply-adds with them:
+For each k, a thread loads 8 numbers of a and of b, 16 bytes at a time, and does 8 x 8 multiply-adds with them:
 
     b: 4 numbers, and 4 more half a tile to the right      [ b0 b1 b2 b3 | b4 b5 b6 b7 ]
     a: 4 numbers, and 4 more half a tile below   a0 .. a7  [ 64 sums in registers      ]     sums[i, j] += a_i b_j
@@ -70,22 +71,22 @@ def positions(threads_across: int) -> Any:
             x, y = lane & 1 | lane >> 1 & 2 | lane >> 2 & 4, lane >> 1 & 1 | lane >> 2 & 2
         elif wide == 4:
             x, y = lane & 1 | lane >> 1 & 2, lane >> 1 & 1 | lane >> 2 & 6
-        else:
-            x, y = lane & (wide - 1), lane // wide
+        else:  # one warp wide
+            return int32(thread // wide), int32(thread & (wide - 1))
         return int32(warp // warps * high + y), int32(warp % warps * wide + x)
 
     return position
 
 
 def fragments(length: int, count: int) -> Any:
-    """Return a function that loads a thread's numbers for one k: 4, or 8 of which half lie half a tile further."""
-    further = length // 2
+    """Return a function that loads a thread's `count` numbers for one k: quads, at equal distances in the tile."""
+    quads = count // VECTOR
+    further = length // quads
 
     @device
     def load(numbers: ndarray, shared: ndarray, at: int) -> None:
-        numbers[0], numbers[1], numbers[2], numbers[3] = load4(shared, at)
-        if count == 2 * VECTOR:
-            numbers[4], numbers[5], numbers[6], numbers[7] = load4(shared, at + further)
+        for i in range(0, count, VECTOR):
+            numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3] = load4(shared, at + i // VECTOR * further)
 
     return load
 
@@ -93,8 +94,8 @@ def fragments(length: int, count: int) -> Any:
 def multiplier(tile: Tile, a_stride: int, b_stride: int, rows_stay: bool = False) -> Any:
     """Return a function that adds the products of one tile of a and one of b to a thread's sums.
 
-    p, q: room for its numbers of a and b; at_a, at_b: where the first of them are in shared memory.
-    rows_stay: a's tile keeps its rows (`by_rows` in cuda_loader.py); p then has room for four k of each row.
+    at_a, at_b: where the thread's first numbers of a and b are in shared memory. rows_stay: a's tile keeps its rows
+    (`by_rows` in cuda_loader.py).
     """
     if rows_stay:
         return _multiplier_by_rows(tile, b_stride)
@@ -102,8 +103,9 @@ def multiplier(tile: Tile, a_stride: int, b_stride: int, rows_stay: bool = False
     load_a, load_b = fragments(tile.rows, HEIGHT), fragments(tile.columns, WIDTH)
 
     @device
-    def step(sums: ndarray, p: ndarray, q: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
+    def step(sums: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
         """Add the products of one k."""
+        p, q = cuda.local.array(HEIGHT, sa.dtype), cuda.local.array(WIDTH, sb.dtype)
         load_a(p, sa, at_a)
         load_b(q, sb, at_b)
         for i in range(HEIGHT):
@@ -111,16 +113,16 @@ def multiplier(tile: Tile, a_stride: int, b_stride: int, rows_stay: bool = False
                 sums[i, j] += p[i] * q[j]
 
     @device
-    def multiply(sums: ndarray, p: ndarray, q: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
+    def multiply(sums: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
         """Add the products of one tile. The steps are written out, since the compiler would not unroll a loop."""
-        step(sums, p, q, sa, sb, at_a, at_b)
-        step(sums, p, q, sa, sb, at_a + a_stride, at_b + b_stride)
-        step(sums, p, q, sa, sb, at_a + 2 * a_stride, at_b + 2 * b_stride)
-        step(sums, p, q, sa, sb, at_a + 3 * a_stride, at_b + 3 * b_stride)
-        step(sums, p, q, sa, sb, at_a + 4 * a_stride, at_b + 4 * b_stride)
-        step(sums, p, q, sa, sb, at_a + 5 * a_stride, at_b + 5 * b_stride)
-        step(sums, p, q, sa, sb, at_a + 6 * a_stride, at_b + 6 * b_stride)
-        step(sums, p, q, sa, sb, at_a + 7 * a_stride, at_b + 7 * b_stride)
+        step(sums, sa, sb, at_a, at_b)
+        step(sums, sa, sb, at_a + a_stride, at_b + b_stride)
+        step(sums, sa, sb, at_a + 2 * a_stride, at_b + 2 * b_stride)
+        step(sums, sa, sb, at_a + 3 * a_stride, at_b + 3 * b_stride)
+        step(sums, sa, sb, at_a + 4 * a_stride, at_b + 4 * b_stride)
+        step(sums, sa, sb, at_a + 5 * a_stride, at_b + 5 * b_stride)
+        step(sums, sa, sb, at_a + 6 * a_stride, at_b + 6 * b_stride)
+        step(sums, sa, sb, at_a + 7 * a_stride, at_b + 7 * b_stride)
 
     return multiply
 
@@ -128,33 +130,29 @@ def multiplier(tile: Tile, a_stride: int, b_stride: int, rows_stay: bool = False
 def _multiplier_by_rows(tile: Tile, b_stride: int) -> Any:
     """As `multiplier`, for a tile of a that keeps its rows: a load delivers four successive k of a row."""
     HEIGHT, WIDTH, APART = tile.height, tile.width, tile.rows // tile.height * DEPTH
-    load_b = fragments(tile.columns, WIDTH)
+    load_a, load_b = fragments(VECTOR, VECTOR), fragments(tile.columns, WIDTH)
 
     @device
-    def load_row(p: ndarray, i: int, sa: ndarray, at: int) -> None:
-        p[i, 0], p[i, 1], p[i, 2], p[i, 3] = load4(sa, at)
-
-    @device
-    def step(sums: ndarray, p: ndarray, q: ndarray, k: int, sb: ndarray, at_b: int) -> None:
-        load_b(q, sb, at_b)
-        for i in range(HEIGHT):
+    def row(sums: ndarray, i: int, sa: ndarray, at_a: int, q: ndarray) -> None:
+        p = cuda.local.array(VECTOR, sa.dtype)
+        load_a(p, sa, at_a + i * APART)
+        for k in range(VECTOR):
             for j in range(WIDTH):
-                sums[i, j] += p[i, k] * q[j]
+                sums[i, j] += p[k] * q[k, j]
 
     @device
-    def quad(sums: ndarray, p: ndarray, q: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
+    def quad(sums: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
         """Add the products of four k."""
+        q = cuda.local.array((VECTOR, WIDTH), sb.dtype)
+        for k in range(VECTOR):
+            load_b(q[k], sb, at_b + k * b_stride)
         for i in range(HEIGHT):
-            load_row(p, i, sa, at_a + i * APART)
-        step(sums, p, q, 0, sb, at_b)
-        step(sums, p, q, 1, sb, at_b + b_stride)
-        step(sums, p, q, 2, sb, at_b + 2 * b_stride)
-        step(sums, p, q, 3, sb, at_b + 3 * b_stride)
+            row(sums, i, sa, at_a, q)
 
     @device
-    def multiply(sums: ndarray, p: ndarray, q: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
-        quad(sums, p, q, sa, sb, at_a, at_b)
-        quad(sums, p, q, sa, sb, at_a ^ VECTOR, at_b + VECTOR * b_stride)  # the other half of the row
+    def multiply(sums: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
+        quad(sums, sa, sb, at_a, at_b)
+        quad(sums, sa, sb, at_a ^ VECTOR, at_b + VECTOR * b_stride)  # the other half of the row
 
     return multiply
 
@@ -165,7 +163,7 @@ def places(tile: Tile, rows_stay: bool) -> tuple[Any, Any]:
     begin(y)    where the thread's first number of a is in shared memory
     row(y, i)   the row of the tile to which its sums[i] belong
     """
-    HALF, DOWN = tile.rows // 2, tile.rows // tile.height
+    FURTHER, DOWN = tile.rows * VECTOR // tile.height, tile.rows // tile.height
 
     @device
     def begin(y: int) -> int:
@@ -173,7 +171,7 @@ def places(tile: Tile, rows_stay: bool) -> tuple[Any, Any]:
 
     @device
     def row(y: int, i: int) -> int:
-        return int32(y + i * DOWN) if rows_stay else int32(y * VECTOR + i % VECTOR + i // VECTOR * HALF)
+        return int32(y + i * DOWN) if rows_stay else int32(y * VECTOR + i % VECTOR + i // VECTOR * FURTHER)
 
     return begin, row
 
@@ -195,7 +193,7 @@ def product(
     A_HALF, B_HALF = (ROWS if rows_stay else DEPTH) * A_STRIDE, DEPTH * B_STRIDE  # elements
     A_SIZE, B_SIZE = 2 * A_HALF, 2 * B_HALF
     position, (begin, row_of) = positions(COLUMNS // WIDTH), places(tile, rows_stay)
-    multiply, P_SHAPE = multiplier(tile, A_STRIDE, B_STRIDE, rows_stay), (HEIGHT, VECTOR) if rows_stay else HEIGHT
+    multiply = multiplier(tile, A_STRIDE, B_STRIDE, rows_stay)
 
     def product(
         a: ndarray, b: ndarray, bias: ndarray, relu: bool, out: ndarray,
@@ -203,14 +201,14 @@ def product(
     ) -> None:  # fmt: skip
         sa, sb = cuda.shared.array(A_SIZE, a.dtype, 16), cuda.shared.array(B_SIZE, a.dtype, 16)
         sums = cuda.local.array((HEIGHT, WIDTH), a.dtype)
-        p, q = cuda.local.array(P_SHAPE, a.dtype), cuda.local.array(WIDTH, a.dtype)
         zero = a.dtype.type(0)
         for i in range(HEIGHT):
             for j in range(WIDTH):
                 sums[i, j] = zero
         thread = int32(cuda.threadIdx.x)
         y, x = position(thread)
-        row0, column0 = int32(cuda.blockIdx.x * ROWS), int32(cuda.blockIdx.y * COLUMNS)
+        first_row, column0 = int32(cuda.blockIdx.x * ROWS), int32(cuda.blockIdx.y * COLUMNS)
+        row0 = int32(min(first_row, rows - ROWS)) if rows_stay else first_row
         plane = int32(cuda.blockIdx.z) if planes else int32(0)
         if depth > 0:
             ak, ai = first_a(thread)
@@ -244,7 +242,7 @@ def product(
                 fetch_a(sa, to_a + A_HALF, a, a_at, a_step, ak, ai, a_size, DEPTH)
                 fetch_b(sb, to_b + B_HALF, b, b_at, b_step, bk, bi, b_size, DEPTH)
                 commit()
-                multiply(sums, p, q, sa, sb, at_a, at_b)
+                multiply(sums, sa, sb, at_a, at_b)
                 a_at = int32(a_at + a_next)
                 b_at = int32(b_at + b_next)
                 wait_all()
@@ -252,7 +250,7 @@ def product(
                 fetch_a(sa, to_a, a, a_at, a_step, ak, ai, a_size, DEPTH)
                 fetch_b(sb, to_b, b, b_at, b_step, bk, bi, b_size, DEPTH)
                 commit()
-                multiply(sums, p, q, sa, sb, at_a + A_HALF, at_b + B_HALF)
+                multiply(sums, sa, sb, at_a + A_HALF, at_b + B_HALF)
                 a_at = int32(a_at + a_next)
                 b_at = int32(b_at + b_next)
             wait_all()
@@ -261,11 +259,11 @@ def product(
                 fetch_a(sa, to_a + A_HALF, a, a_at, a_step, ak, ai, a_size, DEPTH)
                 fetch_b(sb, to_b + B_HALF, b, b_at, b_step, bk, bi, b_size, DEPTH)
                 commit()
-                multiply(sums, p, q, sa, sb, at_a, at_b)
+                multiply(sums, sa, sb, at_a, at_b)
                 wait_all()
                 cuda.syncthreads()
                 at_a, at_b = int32(at_a + A_HALF), int32(at_b + B_HALF)
-            multiply(sums, p, q, sa, sb, at_a, at_b)
+            multiply(sums, sa, sb, at_a, at_b)
         if bias.size > 0 or relu:
             for j in range(WIDTH):
                 n = int32(column0 + x * VECTOR + j % VECTOR + j // VECTOR * (COLUMNS // 2))
@@ -275,7 +273,7 @@ def product(
                     sums[i, j] = zero if relu and total < zero else total
         for i in range(HEIGHT):
             m = int32(row0 + row_of(y, i))
-            if m < rows:
+            if first_row <= m < rows:
                 row = int32(plane * rows + m) if planes else m
                 for half in range(WIDTH // VECTOR):
                     n = int32(column0 + x * VECTOR + half * (COLUMNS // 2))

@@ -6,6 +6,8 @@ Indices count elements. They are not checked and not negative. `array` is a vect
     put(array, i, value)
     load4(array, i)           four neighbours; in float32 one access of 16 bytes. i is a multiple of 4.
     store4(array, i, values)
+    shifted(array, i)         the array from element i on, which may be negative. A sum of i and an index that change
+                              at different times takes fewer instructions in this way.
 
     copy(target, i, source, j)        shared target[i] = global source[j]
     copy_16(target, i, source, j)     the same for 16 bytes: four float32, or two float64
@@ -91,6 +93,20 @@ def store4(typing: Any, array: Any, index: Any, values: Any) -> Generated:
         return context.get_dummy_value()
 
     return types.void(array, index, types.UniTuple(array.dtype, 4)), generate
+
+
+@intrinsic
+def shifted(typing: Any, array: Any, index: Any) -> Generated:
+    """The compiler cannot see through the move. It would add the indices first, which takes more instructions."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        result = context.make_array(sig.args[0])(context, builder, value=args[0])
+        data = builder.gep(result.data, [context.cast(builder, args[1], sig.args[1], types.int64)])
+        move = ir.InlineAsm(ir.FunctionType(data.type, [data.type]), "mov.u64 $0, $1;", "=l,l")
+        result.data = builder.call(move, [data], attrs=("readnone", "nounwind"))
+        return result._getvalue()
+
+    return array(array, index), generate
 
 
 # -- copies in the background -----------------------------------------------------------------------------------------
