@@ -56,7 +56,7 @@ def convolution(tile: Tile, has_few: bool, whole: bool, by_rows: bool, backward:
     B_STRIDE = loader[0]
     walk = few(tile, loader) if has_few else taps(tile, whole, by_rows, backward, loader)
     start, A_SIZE, B_SIZE = walk.start, 2 * (ROWS if by_rows else DEPTH) * walk.a_stride, 2 * DEPTH * B_STRIDE
-    INTEGERS, ENTRIES = walk.integers, max(VECTOR, walk.entries)
+    INTEGERS, ENTRIES, P_SHAPE = walk.integers, max(VECTOR, walk.entries), (HEIGHT, VECTOR) if by_rows else HEIGHT
     position, add_all, write = positions(COLUMNS // WIDTH), pipeline(tile, walk, B_STRIDE), row_writer(tile, wide)
     begin, row_of = places(tile, by_rows)
 
@@ -92,6 +92,7 @@ def convolution(tile: Tile, has_few: bool, whole: bool, by_rows: bool, backward:
         sa, sb = cuda.shared.array(A_SIZE, source.dtype, 16), cuda.shared.array(B_SIZE, source.dtype, 16)
         table = cuda.shared.array(ENTRIES, int32, 16)
         sums = cuda.local.array((HEIGHT, WIDTH), source.dtype)
+        p, q = cuda.local.array(P_SHAPE, source.dtype), cuda.local.array(WIDTH, source.dtype)
         state = cuda.local.array(INTEGERS, int32)
         for i in range(HEIGHT):
             for j in range(WIDTH):
@@ -99,7 +100,7 @@ def convolution(tile: Tile, has_few: bool, whole: bool, by_rows: bool, backward:
         y, x = position(int32(cuda.threadIdx.x))
         row0, column0, group = int32(cuda.blockIdx.x * ROWS), int32(cuda.blockIdx.y * COLUMNS), int32(cuda.blockIdx.z)
         tiles = start(state, table, g, row0, column0, group)
-        add_all(sums, sa, sb, begin(y), x * VECTOR, tiles, state, source, weight, table, g)
+        add_all(sums, p, q, sa, sb, begin(y), x * VECTOR, tiles, state, source, weight, table, g)
 
         size, first, channel0 = int32(g.outer - column0), int32(x * VECTOR), int32(group * g.outer + column0)
         if bias.size > 0 or scale.size > 0:

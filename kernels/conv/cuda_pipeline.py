@@ -42,7 +42,7 @@ def pipeline(tile: Tile, walk: Walk, b_stride: int) -> Any:
 
     @device
     def add_all(
-        sums: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int, tiles: int,
+        sums: ndarray, p: ndarray, q: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int, tiles: int,
         state: ndarray, a: ndarray, b: ndarray, table: ndarray, g: Any,
     ) -> None:  # fmt: skip
         if tiles > 0:
@@ -55,22 +55,22 @@ def pipeline(tile: Tile, walk: Walk, b_stride: int) -> Any:
                 cuda.syncthreads()
                 fetch(sa, sb, A_HALF, B_HALF, state, a, b, table, g)
                 commit()
-                multiply(sums, sa, sb, at_a, at_b)
+                multiply(sums, p, q, sa, sb, at_a, at_b)
                 wait_all()
                 cuda.syncthreads()
                 fetch(sa, sb, 0, 0, state, a, b, table, g)
                 commit()
-                multiply(sums, sa, sb, at_a + A_HALF, at_b + B_HALF)
+                multiply(sums, p, q, sa, sb, at_a + A_HALF, at_b + B_HALF)
             wait_all()
             cuda.syncthreads()
             if (tiles - 1) & 1:
                 fetch(sa, sb, A_HALF, B_HALF, state, a, b, table, g)
                 commit()
-                multiply(sums, sa, sb, at_a, at_b)
+                multiply(sums, p, q, sa, sb, at_a, at_b)
                 wait_all()
                 cuda.syncthreads()
                 at_a, at_b = int32(at_a + A_HALF), int32(at_b + B_HALF)
-            multiply(sums, sa, sb, at_a, at_b)
+            multiply(sums, p, q, sa, sb, at_a, at_b)
 
     return add_all
 

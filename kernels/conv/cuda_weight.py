@@ -188,6 +188,7 @@ def weight_gradient(tile: Tile, vector: int, wide: bool, item: int) -> Kernel:
         )  # fmt: skip
         sa, sb = cuda.shared.array(A_SIZE, x.dtype, 16), cuda.shared.array(B_SIZE, x.dtype, 16)
         sums = cuda.local.array((HEIGHT, WIDTH), x.dtype)
+        p, q = cuda.local.array(HEIGHT, x.dtype), cuda.local.array(WIDTH, x.dtype)
         state = cuda.local.array(INTEGERS, int32)
         for i in range(HEIGHT):
             for j in range(WIDTH):
@@ -197,7 +198,7 @@ def weight_gradient(tile: Tile, vector: int, wide: bool, item: int) -> Kernel:
         number = quotient(z, g.groups)  # of the part
         group = int32(z - number * g.groups)
         tiles = start(state, state, g, row0, column0, group)
-        add_all(sums, sa, sb, y * VECTOR, x_ * VECTOR, tiles, state, x, dy, state, g)
+        add_all(sums, p, q, sa, sb, y * VECTOR, x_ * VECTOR, tiles, state, x, dy, state, g)
         size, channel0 = int32(g.outer - column0), int32(group * g.outer + column0)
         for i in range(HEIGHT):
             row = int32(row0 + y * VECTOR + i % VECTOR + i // VECTOR * (ROWS // 2))

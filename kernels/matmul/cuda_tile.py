@@ -1,7 +1,7 @@
 """The kernel of all matrix products on a GPU: out (M, N) = a (M, K) @ b (K, N), in tiles whose sums stay in registers.
 
-A block of 64 to 256 threads computes a tile of out, ROWS x COLUMNS; in float32, a thread computes 8 x 8 of it (16 x 4 if
-there are 8 columns). For each DEPTH k, tiles of a and b are copied to shared memory (cuda_loader.py), one tile ahead of
+A block of 64 to 256 threads computes a tile of out, ROWS x COLUMNS; in float32, a thread computes 8 x 8 of it (16 x 4
+of 8 columns). For each DEPTH k, tiles of a and b are copied to shared memory (cuda_loader.py), one tile ahead of
 the sums: while the threads multiply tile t, the copies of tile t + 1 are on their way. Shared memory has two halves
 that are used in turn, and the loop over tiles contains both turns, so that all addresses in it are constants plus one
 register.
@@ -94,8 +94,8 @@ def fragments(length: int, count: int) -> Any:
 def multiplier(tile: Tile, a_stride: int, b_stride: int, rows_stay: bool = False) -> Any:
     """Return a function that adds the products of one tile of a and one of b to a thread's sums.
 
-    at_a, at_b: where the thread's first numbers of a and b are in shared memory. rows_stay: a's tile keeps its rows
-    (`by_rows` in cuda_loader.py).
+    p, q: room for its numbers of a and b; at_a, at_b: where the first of them are in shared memory.
+    rows_stay: a's tile keeps its rows (`by_rows` in cuda_loader.py); p then has room for four k of each row.
     """
     if rows_stay:
         return _multiplier_by_rows(tile, b_stride)
@@ -103,9 +103,8 @@ def multiplier(tile: Tile, a_stride: int, b_stride: int, rows_stay: bool = False
     load_a, load_b = fragments(tile.rows, HEIGHT), fragments(tile.columns, WIDTH)
 
     @device
-    def step(sums: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
+    def step(sums: ndarray, p: ndarray, q: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
         """Add the products of one k."""
-        p, q = cuda.local.array(HEIGHT, sa.dtype), cuda.local.array(WIDTH, sb.dtype)
         load_a(p, sa, at_a)
         load_b(q, sb, at_b)
         for i in range(HEIGHT):
@@ -113,16 +112,16 @@ def multiplier(tile: Tile, a_stride: int, b_stride: int, rows_stay: bool = False
                 sums[i, j] += p[i] * q[j]
 
     @device
-    def multiply(sums: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
+    def multiply(sums: ndarray, p: ndarray, q: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
         """Add the products of one tile. The steps are written out, since the compiler would not unroll a loop."""
-        step(sums, sa, sb, at_a, at_b)
-        step(sums, sa, sb, at_a + a_stride, at_b + b_stride)
-        step(sums, sa, sb, at_a + 2 * a_stride, at_b + 2 * b_stride)
-        step(sums, sa, sb, at_a + 3 * a_stride, at_b + 3 * b_stride)
-        step(sums, sa, sb, at_a + 4 * a_stride, at_b + 4 * b_stride)
-        step(sums, sa, sb, at_a + 5 * a_stride, at_b + 5 * b_stride)
-        step(sums, sa, sb, at_a + 6 * a_stride, at_b + 6 * b_stride)
-        step(sums, sa, sb, at_a + 7 * a_stride, at_b + 7 * b_stride)
+        step(sums, p, q, sa, sb, at_a, at_b)
+        step(sums, p, q, sa, sb, at_a + a_stride, at_b + b_stride)
+        step(sums, p, q, sa, sb, at_a + 2 * a_stride, at_b + 2 * b_stride)
+        step(sums, p, q, sa, sb, at_a + 3 * a_stride, at_b + 3 * b_stride)
+        step(sums, p, q, sa, sb, at_a + 4 * a_stride, at_b + 4 * b_stride)
+        step(sums, p, q, sa, sb, at_a + 5 * a_stride, at_b + 5 * b_stride)
+        step(sums, p, q, sa, sb, at_a + 6 * a_stride, at_b + 6 * b_stride)
+        step(sums, p, q, sa, sb, at_a + 7 * a_stride, at_b + 7 * b_stride)
 
     return multiply
 
@@ -130,29 +129,33 @@ def multiplier(tile: Tile, a_stride: int, b_stride: int, rows_stay: bool = False
 def _multiplier_by_rows(tile: Tile, b_stride: int) -> Any:
     """As `multiplier`, for a tile of a that keeps its rows: a load delivers four successive k of a row."""
     HEIGHT, WIDTH, APART = tile.height, tile.width, tile.rows // tile.height * DEPTH
-    load_a, load_b = fragments(VECTOR, VECTOR), fragments(tile.columns, WIDTH)
+    load_b = fragments(tile.columns, WIDTH)
 
     @device
-    def row(sums: ndarray, i: int, sa: ndarray, at_a: int, q: ndarray) -> None:
-        p = cuda.local.array(VECTOR, sa.dtype)
-        load_a(p, sa, at_a + i * APART)
-        for k in range(VECTOR):
-            for j in range(WIDTH):
-                sums[i, j] += p[k] * q[k, j]
+    def load_row(p: ndarray, i: int, sa: ndarray, at: int) -> None:
+        p[i, 0], p[i, 1], p[i, 2], p[i, 3] = load4(sa, at)
 
     @device
-    def quad(sums: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
-        """Add the products of four k."""
-        q = cuda.local.array((VECTOR, WIDTH), sb.dtype)
-        for k in range(VECTOR):
-            load_b(q[k], sb, at_b + k * b_stride)
+    def step(sums: ndarray, p: ndarray, q: ndarray, k: int, sb: ndarray, at_b: int) -> None:
+        load_b(q, sb, at_b)
         for i in range(HEIGHT):
-            row(sums, i, sa, at_a, q)
+            for j in range(WIDTH):
+                sums[i, j] += p[i, k] * q[j]
 
     @device
-    def multiply(sums: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
-        quad(sums, sa, sb, at_a, at_b)
-        quad(sums, sa, sb, at_a ^ VECTOR, at_b + VECTOR * b_stride)  # the other half of the row
+    def quad(sums: ndarray, p: ndarray, q: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
+        """Add the products of four k."""
+        for i in range(HEIGHT):
+            load_row(p, i, sa, at_a + i * APART)
+        step(sums, p, q, 0, sb, at_b)
+        step(sums, p, q, 1, sb, at_b + b_stride)
+        step(sums, p, q, 2, sb, at_b + 2 * b_stride)
+        step(sums, p, q, 3, sb, at_b + 3 * b_stride)
+
+    @device
+    def multiply(sums: ndarray, p: ndarray, q: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
+        quad(sums, p, q, sa, sb, at_a, at_b)
+        quad(sums, p, q, sa, sb, at_a ^ VECTOR, at_b + VECTOR * b_stride)  # the other half of the row
 
     return multiply
 
@@ -193,7 +196,7 @@ def product(
     A_HALF, B_HALF = (ROWS if rows_stay else DEPTH) * A_STRIDE, DEPTH * B_STRIDE  # elements
     A_SIZE, B_SIZE = 2 * A_HALF, 2 * B_HALF
     position, (begin, row_of) = positions(COLUMNS // WIDTH), places(tile, rows_stay)
-    multiply = multiplier(tile, A_STRIDE, B_STRIDE, rows_stay)
+    multiply, P_SHAPE = multiplier(tile, A_STRIDE, B_STRIDE, rows_stay), (HEIGHT, VECTOR) if rows_stay else HEIGHT
 
     def product(
         a: ndarray, b: ndarray, bias: ndarray, relu: bool, out: ndarray,
@@ -201,6 +204,7 @@ def product(
     ) -> None:  # fmt: skip
         sa, sb = cuda.shared.array(A_SIZE, a.dtype, 16), cuda.shared.array(B_SIZE, a.dtype, 16)
         sums = cuda.local.array((HEIGHT, WIDTH), a.dtype)
+        p, q = cuda.local.array(P_SHAPE, a.dtype), cuda.local.array(WIDTH, a.dtype)
         zero = a.dtype.type(0)
         for i in range(HEIGHT):
             for j in range(WIDTH):
@@ -242,7 +246,7 @@ def product(
                 fetch_a(sa, to_a + A_HALF, a, a_at, a_step, ak, ai, a_size, DEPTH)
                 fetch_b(sb, to_b + B_HALF, b, b_at, b_step, bk, bi, b_size, DEPTH)
                 commit()
-                multiply(sums, sa, sb, at_a, at_b)
+                multiply(sums, p, q, sa, sb, at_a, at_b)
                 a_at = int32(a_at + a_next)
                 b_at = int32(b_at + b_next)
                 wait_all()
@@ -250,7 +254,7 @@ def product(
                 fetch_a(sa, to_a, a, a_at, a_step, ak, ai, a_size, DEPTH)
                 fetch_b(sb, to_b, b, b_at, b_step, bk, bi, b_size, DEPTH)
                 commit()
-                multiply(sums, sa, sb, at_a + A_HALF, at_b + B_HALF)
+                multiply(sums, p, q, sa, sb, at_a + A_HALF, at_b + B_HALF)
                 a_at = int32(a_at + a_next)
                 b_at = int32(b_at + b_next)
             wait_all()
@@ -259,11 +263,11 @@ def product(
                 fetch_a(sa, to_a + A_HALF, a, a_at, a_step, ak, ai, a_size, DEPTH)
                 fetch_b(sb, to_b + B_HALF, b, b_at, b_step, bk, bi, b_size, DEPTH)
                 commit()
-                multiply(sums, sa, sb, at_a, at_b)
+                multiply(sums, p, q, sa, sb, at_a, at_b)
                 wait_all()
                 cuda.syncthreads()
                 at_a, at_b = int32(at_a + A_HALF), int32(at_b + B_HALF)
-            multiply(sums, sa, sb, at_a, at_b)
+            multiply(sums, p, q, sa, sb, at_a, at_b)
         if bias.size > 0 or relu:
             for j in range(WIDTH):
                 n = int32(column0 + x * VECTOR + j % VECTOR + j // VECTOR * (COLUMNS // 2))
