@@ -1,5 +1,10 @@
-"""The block sizes of convolutions. NR, MC and KC are BLIS's names (matmul/blocks.py); here, a row is a pixel."""
+"""The block sizes of convolutions. NR, MC and KC are BLIS's names (matmul/blocks.py); here, a row is a pixel.
 
+GROUP_SIZE follows from the second-level cache of the machine. The others do not, because most of them
+decide where a sum is split: the bits would differ from one machine to another.
+"""
+
+from minidl.engine.jit import L2
 from minidl.kernels.matmul.blocks import NR as NR
 
 MC = 512  # at most this many output pixels are in a block, unless a single row has more
@@ -17,7 +22,7 @@ MIN_TASKS = 16  # the weight gradient has about this many separate sums (pieces 
 SERIAL = 500_000  # with up to this many products, a second thread costs more than it saves
 
 # Winograd's form (winograd.py)
-GROUP_SIZE = 200_000  # V and M of a group have at most this many numbers, unless 16 tiles have more: they stay in L2
+GROUP_SIZE = L2 // 4 * 3 // 4  # V and M of a group have at most this many numbers, unless 16 tiles have more
 WINOGRAD_SERIAL = 2**20  # one thread computes y or dx if the products have fewer multiplications
 LARGE_U = 2**19  # if U has at least this many numbers, and there are at most
 FEW_TILES = 32  # this many tiles, the threads divide the outputs among themselves, not the tiles

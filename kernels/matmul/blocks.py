@@ -6,17 +6,20 @@
 | NR   | 2 vectors: 32 float32 with AVX-512     | columns of a tile            | registers                   |
 | KC   | 256; if `out` has few rows, sums of up | depth of a block: summands   | L1: a panel of b (KC, NR)   |
 |      | to 1024 are not split, longer ones 512 |                              |                             |
-| MC   | MC * KC = 2**17 numbers                | rows of a block of a         | L2: a block of a (MC, KC)   |
+| MC   | MC * KC numbers fill half of L2        | rows of a block of a         | L2: a block of a (MC, KC)   |
 | NC   | not used here                          | columns of a block of b      | L3, in BLIS                 |
 
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015. NR is given
 for float32. In float64 NR is half as large, so a panel of `b` needs as much memory as in float32. A block of
 `a` needs twice as much as in float32.
+
+The other half of L2 is for the panel of b, its successor, which is prefetched, and out. MC follows from the machine's
+L2. KC does not: it decides where a sum is split, so the bits would differ from one machine to another.
 """
 
 from __future__ import annotations
 
-from minidl.engine.jit import REGISTERS, VECTOR_BYTES, jit
+from minidl.engine.jit import L2, REGISTERS, VECTOR_BYTES, jit
 
 LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
 MR = 8 if REGISTERS == 32 else 6  # 2 * MR vectors of sums, 2 of b and 1 of a must fit into the registers
@@ -25,7 +28,7 @@ FEW_ROWS = 256  # up to this many rows, deeper blocks are faster: they read and 
 KC = 256
 KC_FEW_ROWS = 512
 UNSPLIT_FEW_ROWS = 1024  # if there are few rows, sums of up to this many products are not split
-MC_KC = 2**17
+MC_KC = L2 // 2 // 4
 MOST_FEW = 4  # products of up to this many rows have tiles of their own (few.py)
 
 

@@ -12,9 +12,9 @@ Three choices hold for every kernel:
   the kernel and a process that loads it from the cache may compute different bits.
 - The division of a sum into parts depends only on the size of the arrays. So the bits of the result do not depend on
   the number of threads.
-- The name of the cache folder (kernel_cache.py) is a hash of the CPU, of this file and of every Python file under
-  kernels/, but those of CUDA. So an edit in a helper leads to another folder, and the kernels that import the helper
-  are compiled again.
+- The name of the cache folder (kernel_cache.py) is a hash of the CPU, of the size of its second-level cache, of this
+  file and of every Python file under kernels/, but those of CUDA. So an edit in a helper leads to another folder, and
+  the kernels that import the helper are compiled again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from minidl.engine.environment import isa, prepare
+from minidl.engine.environment import isa, prepare, second_level_cache
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 
@@ -47,12 +47,13 @@ from numpy import ndarray as Part  # noqa: E402  # an array of which a function 
 from minidl.engine.kernel_cache import KernelCache, find_folder  # noqa: E402
 
 numba.config.reload_config()  # if Numba was imported before this module
+L2 = second_level_cache()  # bytes
 
 
 def _version() -> str:
     """Return the hash that names the cache folder."""
     target = cpu_target.target_context.codegen().magic_tuple()  # the target CPU and its features
-    digest = hashlib.sha256(repr(target).encode())
+    digest = hashlib.sha256(repr((target, L2)).encode())
     root = KERNELS if KERNELS.is_dir() else KERNELS.parent.parent / "kernels"
     for file in sorted([*root.rglob("*.py"), Path(__file__)]):
         if not file.name.startswith("cuda"):  # numba-cuda compiles these, and keeps them elsewhere
