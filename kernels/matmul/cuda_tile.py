@@ -1,12 +1,11 @@
 """The kernel of all matrix products on a GPU: out (M, N) = a (M, K) @ b (K, N), in tiles whose sums stay in registers.
 
-A block of 64 to 256 threads computes a tile of out, ROWS x COLUMNS; in float32, a thread computes 8 x 8 of it (16 x 4
-of 8 columns). For each DEPTH k, tiles of a and b are copied to shared memory (cuda_loader.py), one tile ahead of
-the sums: while the threads multiply tile t, the copies of tile t + 1 are on their way. Shared memory has two halves
-that are used in turn, and the loop over tiles contains both turns, so that all addresses in it are constants plus one
-register.
+A block of 64 to 256 threads computes a tile of out, ROWS x COLUMNS; in float32, a thread computes 64 numbers of it. For
+each DEPTH k, tiles of a and b are copied to shared memory (cuda_loader.py), one tile ahead of the sums: while the
+threads multiply tile t, the copies of tile t + 1 are on their way. Shared memory has two halves that are used in turn,
+and the loop over tiles contains both turns, so that all addresses in it are constants plus one register.
 
-For each k, a thread loads 8 numbers of a and of b, 16 bytes at a time, and does 8 x 8 multiply-adds with them:
+For each k, a thread loads 8 (or 16 and 4) numbers of a and b, 16 bytes at a time, and does 8 x 8 multiply-adds:
 
     b: 4 numbers, and 4 more half a tile to the right      [ b0 b1 b2 b3 | b4 b5 b6 b7 ]
     a: 4 numbers, and 4 more half a tile below   a0 .. a7  [ 64 sums in registers      ]     sums[i, j] += a_i b_j
