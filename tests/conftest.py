@@ -17,7 +17,6 @@ from minidl.engine.jit import set_threads, threads
 
 ROOT = Path(__file__).parent.parent
 ROOM = 4 << 30  # bytes in memory for the folders of tests that fail; those of others are removed at once
-os.environ["GOMP_SPINCOUNT"] = "1000"  # two test processes share the cores, so waiting threads soon sleep
 os.environ.setdefault("MINIDL_REPORT", "0")  # tests of reports set 1
 os.environ.setdefault("MINIDL_WORKERS", "1")  # tests that need more replicas set another number
 

@@ -20,7 +20,7 @@ from .cuda_convolve import convolution
 from .cuda_few import LONGEST
 from .cuda_geometry import Pass, passes
 from .cuda_taps import MOST
-from .cuda_weight import Gradient, gradient_of, sum_parts, weight_gradient
+from .cuda_weight import Gradient, Runs, gradient_of, sum_parts, weight_gradient
 from .reference import Pair, Shape, output_size
 from .reference import __all__ as __all__
 
@@ -33,9 +33,9 @@ TILES = {  # bytes of an element -> tiles of y and dx, from narrow to wide. In f
     4: (Tile(512, 8, 8, 4, blocks=3), SIXTEEN, Tile(256, 32, 8, 8, blocks=3), MEDIUM, WIDEST),
     8: TILES_OF_PRODUCTS[8],
 }
-WEIGHT_TILES = {  # bytes of an element -> tiles of dweight
-    4: (WIDEST, MEDIUM, Tile(128, 64, 8, 4), Tile(256, 16, 8, 4), Tile(128, 32, 8, 8, blocks=6),
-        Tile(128, 32, 4, 4), Tile(64, 64, 8, 4)),
+WEIGHT_TILES = {  # bytes of an element -> tiles of dweight. Of those with the fewest sums, the first is used
+    4: (WIDEST, MEDIUM, SIXTEEN, Tile(128, 32, 8, 8, blocks=6), Tile(64, 64, 8, 8, blocks=6),
+        Tile(128, 16, 8, 8, blocks=11), Tile(64, 32, 8, 8, blocks=12)),
     8: (Tile(128, 32, 4, 4), Tile(64, 64, 4, 4)),
 }
 
@@ -128,14 +128,9 @@ def backward_input(
         _convolve(dy, weight, none, none, none, shortcut, False, dx, g, True)
 
 
-def _weight_tile(g: Gradient, vector: int, item: int) -> Tile:
-    """Return the tile that takes the least time: a multiply-add counts 1, a number that a thread loads for it 2."""
-
-    def cost(tile: Tile) -> float:
-        sums = -(-g.rows // tile.rows) * tile.rows * (-(-g.outer // tile.columns) * tile.columns)
-        return sums * (1 + 2 / tile.height + 2 / tile.width)
-
-    return min((tile for tile in WEIGHT_TILES[item] if vector > 1 or tile.rows <= tile.threads // 2), key=cost)
+def _rows(g: Gradient, run: int) -> int:
+    """Return the rows of dweight for a group, if `run` channels follow one another in a tile."""
+    return g.taps_h * g.taps_w * -(-g.inner // run) * run
 
 
 def backward_weight(
@@ -145,8 +140,8 @@ def backward_weight(
     out = dy.shape[1], dy.shape[2]
     g = gradient_of(x.shape, dweight.shape, out, groups, stride, padding, dilation)
     partial = scratch[: g.parts * dweight.size] if g.parts > 1 else dweight
-    if groups > 1 and g.inner * g.outer <= FEW_PRODUCTS:
-        blocks = -(-dweight.shape[3] // COLUMNS), g.rows, g.parts
+    if (groups > 1 and g.inner * g.outer <= FEW_PRODUCTS) or max(g.taps_h, g.taps_w) > MOST:
+        blocks = g.rows, -(-dweight.shape[3] // COLUMNS), g.parts
         launch(weight_gradient_channels, blocks, x, dy, partial, *g)
     else:
         _weight_product(x, dy, partial, g)
@@ -155,8 +150,15 @@ def backward_weight(
 
 
 def _weight_product(x: ndarray, dy: ndarray, out: ndarray, g: Gradient) -> None:
-    item = x.itemsize
-    vector = 16 // item if _wide(g.inner, x) else 1
-    tile = _weight_tile(g, vector, item)
-    compute = weight_gradient(tile, vector, _wide(g.outer, dy, out), item)
-    launch(compute, (-(-g.rows // tile.rows), -(-g.outer // tile.columns), g.groups * g.parts), x, dy, out, *g)
+    item, vector = x.itemsize, 16 // x.itemsize
+    rows, aligned, wide = _rows(g, vector), _wide(g.inner, x), _wide(g.outer, dy, out)
+
+    def sums(tile: Tile) -> int:
+        return -(-rows // tile.rows) * tile.rows * (-(-g.outer // tile.columns) * tile.columns)
+
+    # the copies of single numbers take registers that WIDEST does not have
+    tile = min((tile for tile in WEIGHT_TILES[item] if (aligned and wide) or tile != WIDEST), key=sums)
+    most = tile.rows * DEPTH // tile.threads  # channels of a pixel for each thread
+    run = next(run for run in (8, 4, 2) if run <= most and _rows(g, run) == rows)
+    compute = weight_gradient(tile, Runs(run, min(run, g.inner), vector if aligned else 1), wide, item)
+    launch(compute, (-(-rows // tile.rows), -(-g.outer // tile.columns), g.groups * g.parts), x, dy, out, *g)

@@ -12,16 +12,16 @@ from functools import cache
 from numba import int32
 from numpy import ndarray
 
-from minidl.engine.cuda import Kernel, cuda, kernel
+from minidl.engine.cuda import Kernel, cuda, device, kernel
 from minidl.engine.cuda_memory import get, put
 
 from ..matmul.cuda_loader import DEPTH, THREADS
 from .cuda_convolve import added, scaled
 from .cuda_geometry import Pass, inside, place, quotient, split
-from .cuda_weight import PIXELS, Gradient, advance, first
+from .cuda_weight import Gradient
 
 COLUMNS = 32  # of dweight for a block
-INTEGERS = PIXELS + 3
+H, W, AT, END_H, END_W, INTEGERS = 0, 1, 2, 3, 4, 5  # positions in `state`, see `first`
 
 
 @cache
@@ -66,33 +66,59 @@ def convolve_channels(backward: bool) -> Kernel:
     return kernel(THREADS)(convolve_channels)
 
 
+@device
+def first(state: ndarray, number: int, tap: int, channel: int, g: Gradient) -> None:
+    """Prepare the pixel of x that a tap reads for a pixel of y. channel: of all groups.
+
+    H, W: its line and column. AT: where the number is. END_H, END_W: behind the last line and column.
+    """
+    u = quotient(tap, g.taps_w)
+    up, left = int32(u * g.spacing_h - g.padding_h), int32((tap - u * g.taps_w) * g.spacing_w - g.padding_w)
+    n, i, j = split(number, g.out_h, g.out_w)
+    h, w = int32(i * g.stride_h + up), int32(j * g.stride_w + left)
+    state[H], state[W], state[END_H], state[END_W] = h, w, int32(g.span_h + up), int32(g.span_w + left)
+    state[AT] = int32(((n * g.source_h + h) * g.source_w + w) * (g.groups * g.inner) + channel)
+
+
+@device
+def advance(state: ndarray, g: Gradient) -> None:
+    """Move on by DEPTH pixels of y. A pixel beyond the last one of a line or image moves to the next line or image."""
+    h, w, at = int32(state[H] + g.move_h), int32(state[W] + g.move_w), int32(state[AT] + g.move)
+    if w >= state[END_W]:
+        h, w, at = int32(h + g.stride_h), int32(w - g.span_w), int32(at + g.line)
+    if h >= state[END_H]:
+        h, at = int32(h - g.span_h), int32(at + g.image)
+    state[H], state[W], state[AT] = h, w, at
+
+
 @kernel(THREADS)
 def weight_gradient_channels(
     x: ndarray, dy: ndarray, out: ndarray,
-    groups: int, inner: int, outer: int, height: int, width: int, kernel_w: int, rows: int, out_h: int, out_w: int,
-    pixels: int, part: int, stride_h: int, stride_w: int, padding_h: int, padding_w: int, dilation_h: int,
-    dilation_w: int, span_h: int, span_w: int, move_h: int, move_w: int, move: int, line: int, image: int,
+    groups: int, inner: int, outer: int, source_h: int, source_w: int, taps_h: int, taps_w: int, rows: int,
+    out_h: int, out_w: int, pixels: int, part: int, stride_h: int, stride_w: int, padding_h: int, padding_w: int,
+    spacing_h: int, spacing_w: int, span_h: int, span_w: int, move_h: int, move_w: int, move: int, line: int,
+    image: int,
 ) -> None:  # fmt: skip
     """out (parts, taps * C, O). A block sums the pixels of a part for COLUMNS numbers; a warp takes every eighth."""
     g = Gradient(
-        groups, inner, outer, height, width, kernel_w, rows, out_h, out_w, pixels, part, stride_h, stride_w,
-        padding_h, padding_w, dilation_h, dilation_w, span_h, span_w, move_h, move_w, move, line, image,
+        groups, inner, outer, source_h, source_w, taps_h, taps_w, rows, out_h, out_w, pixels, part, stride_h,
+        stride_w, padding_h, padding_w, spacing_h, spacing_w, span_h, span_w, move_h, move_w, move, line, image,
     )  # fmt: skip
     sums = cuda.shared.array(THREADS, x.dtype)
     state = cuda.local.array(INTEGERS, int32)
-    thread, row, number = int32(cuda.threadIdx.x), int32(cuda.blockIdx.y), int32(cuda.blockIdx.z)
-    outputs, o = int32(groups * outer), int32(cuda.blockIdx.x * COLUMNS + thread % COLUMNS)
+    thread, row, number = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(cuda.blockIdx.z)
+    outputs, o = int32(groups * outer), int32(cuda.blockIdx.y * COLUMNS + thread % COLUMNS)
     total = x.dtype.type(0)
     if o < outputs:
         tap = quotient(row, inner)
         m = int32(number * part + thread // COLUMNS)
-        first(state, PIXELS, m, tap, int32(quotient(o, outer) * inner + row - tap * inner), g)
+        first(state, m, tap, int32(quotient(o, outer) * inner + row - tap * inner), g)
         stop = int32(min(pixels, (number + 1) * part))
         while m < stop:
-            if inside(state[PIXELS], state[PIXELS + 1], height, width):
-                total += get(x, state[PIXELS + 2]) * get(dy, m * outputs + o)
+            if inside(state[H], state[W], source_h, source_w):
+                total += get(x, state[AT]) * get(dy, m * outputs + o)
             m = int32(m + DEPTH)
-            advance(state, PIXELS, g)
+            advance(state, g)
     put(sums, thread, total)
     cuda.syncthreads()
     if thread < COLUMNS and o < outputs:

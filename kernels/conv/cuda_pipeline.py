@@ -35,8 +35,11 @@ class Walk(NamedTuple):
     fetch: Any
 
 
-def pipeline(tile: Tile, walk: Walk, b_stride: int) -> Any:
-    """Return a function that adds the products of all tiles to a thread's sums. The parameters: `multiplier`, Walk."""
+def pipeline(tile: Tile, walk: Walk, b_stride: int, in_pairs: bool = False) -> Any:
+    """Return a function that adds the products of all tiles to a thread's sums. The parameters: `multiplier`, Walk.
+
+    in_pairs: the number of tiles is even, and `fetch` may copy one tile more. Then the function takes fewer registers.
+    """
     A_HALF, B_HALF = (tile.rows if walk.rows_stay else DEPTH) * walk.a_stride, DEPTH * b_stride  # elements
     multiply, fetch = multiplier(tile, walk.a_stride, b_stride, walk.rows_stay), walk.fetch
 
@@ -48,7 +51,7 @@ def pipeline(tile: Tile, walk: Walk, b_stride: int) -> Any:
         if tiles > 0:
             fetch(sa, sb, 0, 0, state, a, b, table, g)
             commit()
-            turns = int32((tiles - 1) >> 1)
+            turns = int32((tiles if in_pairs else tiles - 1) >> 1)
             while turns > 0:
                 turns = int32(turns - 1)
                 wait_all()
@@ -63,14 +66,15 @@ def pipeline(tile: Tile, walk: Walk, b_stride: int) -> Any:
                 multiply(sums, p, q, sa, sb, at_a + A_HALF, at_b + B_HALF)
             wait_all()
             cuda.syncthreads()
-            if (tiles - 1) & 1:
-                fetch(sa, sb, A_HALF, B_HALF, state, a, b, table, g)
-                commit()
+            if not in_pairs:
+                if (tiles - 1) & 1:
+                    fetch(sa, sb, A_HALF, B_HALF, state, a, b, table, g)
+                    commit()
+                    multiply(sums, p, q, sa, sb, at_a, at_b)
+                    wait_all()
+                    cuda.syncthreads()
+                    at_a, at_b = int32(at_a + A_HALF), int32(at_b + B_HALF)
                 multiply(sums, p, q, sa, sb, at_a, at_b)
-                wait_all()
-                cuda.syncthreads()
-                at_a, at_b = int32(at_a + A_HALF), int32(at_b + B_HALF)
-            multiply(sums, p, q, sa, sb, at_a, at_b)
 
     return add_all
 

@@ -14,6 +14,8 @@ If a group has C channels and 8 does not divide C, the last tile of each tap con
 
 from __future__ import annotations
 
+from typing import Any
+
 from numba import int32
 from numpy import ndarray
 
@@ -45,8 +47,8 @@ def add(state: ndarray, position: int, number: int) -> None:
 
 
 @device
-def bits_outside(h: int, w: int, g: Pass) -> int:
-    """Return `outside` of a row that reads the pixel h, w at the first tap."""
+def bits_outside(h: int, w: int, g: Any) -> int:
+    """Return `outside` of a row that reads the pixel h, w at the first tap. g: a Pass or a Gradient"""
     bits = int32(NOWHERE)
     for u in range(g.taps_h):
         if not inside(h + u * g.spacing_h, 0, g.source_h, 1):

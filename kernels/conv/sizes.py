@@ -23,6 +23,6 @@ SERIAL = 500_000  # with up to this many products, a second thread costs more th
 
 # Winograd's form (winograd.py)
 GROUP_SIZE = L2 // 4 * 3 // 4  # V and M of a group have at most this many numbers, unless 16 tiles have more
-WINOGRAD_SERIAL = 2**20  # one thread computes y or dx if the products have fewer multiplications
+WINOGRAD_SERIAL = 2**19  # one thread computes y or dx if the products have fewer multiplications
 LARGE_U = 2**19  # if U has at least this many numbers, and there are at most
 FEW_TILES = 32  # this many tiles, the threads divide the outputs among themselves, not the tiles

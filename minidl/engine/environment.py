@@ -6,7 +6,6 @@
     MINIDL_WORKERS=n     number of replicas, unless --workers is given; default: two, or one if there is only one core
     MINIDL_REPORT=0      write no report.html at the end of a run, as with --no-report
     MINIDL_ISA=avx2      (or portable) compile for an older CPU than this one
-    GOMP_SPINCOUNT=n     how often a waiting thread looks before it sleeps (spin_count); read by GNU OpenMP
     MINIDL_L2=n          KiB of a core's second-level cache, from which block sizes follow; default: as Linux reports
 """
 
@@ -17,11 +16,9 @@ import platform
 import sys
 
 from minidl.errors import ConfigError
-from minidl.resources import caches, cores, processor
+from minidl.resources import caches, cores
 
 USUAL_L2, LEAST_L2, MOST_L2 = 1 << 20, 1 << 18, 1 << 21  # bytes; virtual machines may report caches that are not there
-SPIN_SECONDS = 65e-6
-PAUSE, INTEL_PAUSE = 13e-9, 45e-9  # seconds of x86's `pause`: about 40 cycles on AMD, 140 on Intel since Skylake
 CPU_NAMES = {"avx2": "x86-64-v3", "portable": "x86-64-v2"}  # LLVM's names
 
 
@@ -50,22 +47,6 @@ def second_level_cache() -> int:
     return max(LEAST_L2, min(found, MOST_L2))
 
 
-def spin_count() -> int:
-    """Return how often a thread that waits for others looks again before it sleeps: for about SPIN_SECONDS.
-
-    To wake a sleeping thread takes 20 to 60 us in a virtual machine. If threads slept sooner than that, each parallel
-    loop could find the other threads asleep: they sleep while they wait for one that wakes up. A prediction of the MLP
-    with batch 8 took 240 us then, not 70 (measured: Zen 4, two threads, bench/predict.py). Threads that spin for long
-    take the cores from other processes. To spin as long as it takes to wake up costs at most twice the best choice
-    (Karlin, Li, Manasse, Owicki 1991, "Empirical studies of competitive spinning for a shared-memory multiprocessor").
-    """
-    try:
-        vendor = processor().get("vendor_id", "")
-    except OSError:
-        vendor = ""
-    return round(SPIN_SECONDS / (INTEL_PAUSE if vendor == "GenuineIntel" else PAUSE))
-
-
 def prepare(threads: int = 0) -> None:
     """Set the variables that libraries read when they are imported.
 
@@ -79,7 +60,8 @@ def prepare(threads: int = 0) -> None:
             os.environ.setdefault("NUMBA_NUM_THREADS", str(min(threads, os.cpu_count() or 1)))
     elif (limit := cores()) < len(os.sched_getaffinity(0)):  # Numba does not know the limit of a container
         os.environ.setdefault("NUMBA_NUM_THREADS", str(limit))
-    os.environ.setdefault("GOMP_SPINCOUNT", str(spin_count()))
+    # Waiting threads of GNU OpenMP spin only briefly: other processes, such as other replicas, need the cores.
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     # Kernels split their work themselves. The threads of a BLAS would compete with them for the cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if isa() and platform.machine() in ("x86_64", "AMD64"):

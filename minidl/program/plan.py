@@ -14,7 +14,7 @@ import numpy as np
 
 from minidl.engine.device import ALIGNMENT
 from minidl.engine.jit import jit
-from minidl.program.dependence import Calls
+from minidl.program.dependence import Calls, accesses
 from minidl.program.record import Call, Memory, Place
 
 # Kernels that may write an output over an input: they read element i of the input for the last time before they write
@@ -30,6 +30,17 @@ IN_PLACE = {
     "norm.affine": ("x", "y"),
     "norm.batch_norm_backward": ("dy", "dx"),
 }
+
+
+def remove_unread(calls: Calls, outputs: set[Memory]) -> None:
+    """Remove calls that only write temporaries which no other call reads.
+
+    An example is the copy of batch norm's running statistics for the backward pass, in a prediction.
+    """
+    for call in [*calls][::-1]:  # the last first: then its inputs may be unread, too
+        written = [place for place, writes in accesses(call) if writes]
+        if all(place.is_temporary(outputs) and calls.users(place.memory) == [call] for place in written):
+            calls.replace(call, None)
 
 
 def write_gradients_directly(calls: Calls, outputs: set[Memory]) -> None:

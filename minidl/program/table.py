@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidl.engine import random
+from minidl.engine import random, team
 from minidl.engine.device import address
 from minidl.program.call import DATA, SLOT, array_slots, entry_address, kernel_address, numba_type
 from minidl.program.call import run as run_calls
@@ -25,7 +25,7 @@ from minidl.program.dependence import Calls
 from minidl.program.fuse import fuse
 from minidl.program.hidden import Drawn, Unrecordable
 from minidl.program.packed import PackedWeights
-from minidl.program.plan import plan, work_in_place, write_gradients_directly
+from minidl.program.plan import plan, remove_unread, work_in_place, write_gradients_directly
 from minidl.program.precompile import Kernel, OnProgress, compile_all, silent
 from minidl.program.record import Call, Memory, Place, Recorder
 
@@ -67,6 +67,7 @@ class Program:
         outputs = {place.memory for place in places.values()}
         step = Calls(recorder.calls)
         fuse(step, outputs)
+        remove_unread(step, outputs)
         write_gradients_directly(step, outputs)
         if packed is not None:
             packed.add_to(step)
@@ -133,7 +134,11 @@ class Program:
         self.bind(bases)
         if first == 0:
             self.draw()
-        run_calls(self.table, first, len(self.table) if last is None else last)
+        cores = team.bind()
+        try:
+            run_calls(self.table, first, len(self.table) if last is None else last)
+        finally:
+            team.release(cores)
 
     def bind(self, bases: Mapping[str, int]) -> None:
         """Let the next run find each region at the address in `bases`."""
