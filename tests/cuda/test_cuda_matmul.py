@@ -139,7 +139,7 @@ def test_the_main_loop_multiplies(form: str, columns: int, least: float, cc: tup
 
 NARROW = {  # (form, columns): least share of multiply-adds
     **{("nn", 8): 0.84, ("nn", 16): 0.87, ("nn", 32): 0.90, ("nn", 33): 0.85, ("nn", 64): 0.90},
-    **{("nt", 8): 0.84, ("nt", 16): 0.87, ("nt", 32): 0.89, ("nt", 64): 0.90},
+    **{("nt", 8): 0.83, ("nt", 16): 0.87, ("nt", 32): 0.89, ("nt", 64): 0.90},
     **{("tn", 8): 0.86, ("tn", 16): 0.90, ("tn", 32): 0.90, ("tn", 64): 0.90},
 }
 
@@ -234,7 +234,8 @@ def test_a_broken_product_is_found(broken: str) -> None:
     with mutated("matmul", f"matmul/{file}", old, new) as changed, pytest.raises((KernelError, AssertionError)):
         for shape in ((130, 133, 45), (132, 132, 37), (20, 13, 5), (20, 12, 5)):  # the last two: a part of a tile only
             multiply("nn", *shape, kernels=changed)
-        multiply("nn", 517, 16, 28, kernels=changed)  # by rows
+        for depth in (28, 4):  # by rows; with 4, what follows the last row is outside the matrix
+            multiply("nn", 517, 16, depth, kernels=changed)
         a, b, out = operands("nn", 20, 12, 5)
         with launch_with(Emulator()):
             changed.nn(a, b, NOTHING, True, NOTHING, out)
