@@ -34,8 +34,7 @@ TILES = {  # bytes of an element -> tiles of y and dx, from narrow to wide. In f
     8: TILES_OF_PRODUCTS[8],
 }
 WEIGHT_TILES = {  # bytes of an element -> tiles of dweight. Of those with the fewest sums, the first is used
-    4: (MEDIUM, SIXTEEN, Tile(128, 32, 8, 8, blocks=6), Tile(64, 64, 8, 8, blocks=6), Tile(128, 16, 8, 8, blocks=11),
-        Tile(64, 32, 8, 8, blocks=12)),
+    4: (MEDIUM, SIXTEEN, Tile(128, 32, 8, 8, blocks=6), Tile(64, 64, 8, 8, blocks=6)),
     8: (Tile(128, 32, 4, 4), Tile(64, 64, 4, 4)),
 }
 

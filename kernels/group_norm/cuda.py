@@ -145,6 +145,7 @@ def _input_gradient(several: bool) -> Kernel:
         """dx = rstd * (dz - mean(dz) - z * mean(dz * z)), with dz = dy * weight"""
         sums, columns = cuda.shared.array(STRIP_SUMS, float64), cuda.shared.array(COLUMNS, float64)
         dz_cache, z_cache = cuda.shared.array(CACHED, x.dtype, 16), cuda.shared.array(CACHED, x.dtype, 16)
+        width = int32(STRIP) if several else width  # a constant saves registers
         bundles, number = int32(channels // width), x.dtype.type
         image, c0 = int32(cuda.blockIdx.x) // bundles, int32(int32(cuda.blockIdx.x) % bundles * width)
         begin, thread = int32(image * pixels * channels + c0), int32(cuda.threadIdx.x)

@@ -18,9 +18,9 @@ TILES = {  # of 256 threads: bytes of an element -> tiles, from narrow to wide
     4: (Tile(512, 8, 4, 4), Tile(256, 16, 4, 4), Tile(256, 32, 8, 4), Tile(128, 64, 8, 4), Tile(128, 128, 8, 8)),
     8: (Tile(256, 16, 4, 4), Tile(128, 32, 4, 4), Tile(64, 64, 4, 4)),
 }
-NARROW = (Tile(512, 8, 8, 8), Tile(256, 16, 4, 4), Tile(256, 32, 8, 8, blocks=3))  # of 64 to 256 threads
-MEDIUM = Tile(128, 64, 8, 8)
-BY_ROWS = Tile(512, 8, 8, 4), Tile(256, 16, 8, 4), Tile(256, 32, 8, 8, blocks=3)  # a's tile keeps its rows
+NARROW = (Tile(512, 8, 16, 4, blocks=6), Tile(512, 16, 8, 8, blocks=3), Tile(256, 32, 8, 8, blocks=3))
+MEDIUM = Tile(128, 64, 8, 8)  # NARROW and MEDIUM: of 64 or 128 threads
+BY_ROWS = (*NARROW, Tile(128, 64, 8, 8, blocks=3))  # a's tile keeps its rows; the widest: for nt only
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
@@ -56,7 +56,8 @@ def _product(a: ndarray, b: ndarray, bias: ndarray, relu: bool, out: ndarray, a_
     depth = a.shape[-1] if a_along else a.shape[-2]
     across = [x for x, is_along in ((a, a_along), (b, b_along)) if not is_along]
     wide = _wide(4, out, *across)
-    by_rows = item == 4 and columns <= BY_ROWS[-1].columns and a_along and _wide(4, a)
+    most = (BY_ROWS if b_along else NARROW)[-1].columns
+    by_rows = item == 4 and a_along and _wide(4, a) and rows >= NARROW[0].rows and columns <= most
     tile = narrowest(BY_ROWS, columns) if by_rows else _tile(columns, item, wide and not a_along)
     compute = product(tile, a_along, b_along, wide, item, planes, by_rows)
     blocks = -(-rows // tile.rows), -(-columns // tile.columns), out.shape[0] if planes else 1

@@ -18,7 +18,7 @@ Each returns (stride, first, fetch, fetch_part):
 
 to and at are the indices of the first element in shared and in global memory. step leads from k to k + 1 in global
 memory, for `along` and `by_rows` from i to i + 1. Only elements with i < size are in the matrix. fetch_part copies a
-tile of which only k < depth are in the matrix; `fetch` ignores depth.
+tile of which only k < depth are in the matrix; `fetch` ignores depth, and `by_rows` size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 from numpy import ndarray
 
 from minidl.engine.cuda import device
-from minidl.engine.cuda_memory import copy_16_if, copy_if
+from minidl.engine.cuda_memory import copy_16_if, copy_if, shifted
 
 THREADS = 256
 DEPTH = 8  # k in a tile
@@ -40,7 +40,7 @@ Loader = tuple[int, Any, Any, Any]
 def across(length: int, item: int, threads: int = THREADS) -> Loader:
     """item: bytes of an element; threads: of a block"""
     vector = 16 // item
-    lanes = min(threads, length // vector)  # threads that copy one k
+    lanes = min(32, length // vector)  # threads that copy one k
     pieces = length // (vector * lanes)  # copies of each of them
     rows = threads // lanes  # k that all threads copy at once
     copies = -(-DEPTH // rows)
@@ -56,10 +56,11 @@ def across(length: int, item: int, threads: int = THREADS) -> Loader:
         ) -> None:
             if rows <= DEPTH or k < DEPTH:
                 for j in range(copies):
+                    row = shifted(source, at + rows * step * j)  # its pieces are at constant distances
                     for q in range(pieces):
                         more = q * lanes * vector
                         wanted = i + more < size and (not part or k + rows * j < depth)
-                        copy_16_if(shared, to + rows * length * j + more, source, at + rows * step * j + more, wanted)
+                        copy_16_if(shared, to + rows * length * j + more, row, more, wanted)
 
         return fetch
 
@@ -126,7 +127,7 @@ def along(length: int, item: int, threads: int = THREADS) -> Loader:
 
 
 def by_rows(length: int, item: int, threads: int = THREADS) -> Loader:
-    """k must be contiguous in global memory, and each row must begin at a multiple of 16 bytes."""
+    """k must be contiguous, each row must begin at a multiple of 16 bytes, and all rows must be in the matrix."""
     rows, first = _successive(threads)
     copies = length // rows
 
@@ -136,8 +137,7 @@ def by_rows(length: int, item: int, threads: int = THREADS) -> Loader:
             shared: ndarray, to: int, source: ndarray, at: int, step: int, k: int, i: int, size: int, depth: int
         ) -> None:
             for j in range(copies):
-                wanted = i + rows * j < size and (not part or k < depth)
-                copy_16_if(shared, to + DEPTH * rows * j, source, at + rows * step * j, wanted)
+                copy_16_if(shared, to + DEPTH * rows * j, source, at + rows * step * j, not part or k < depth)
 
         return fetch
 

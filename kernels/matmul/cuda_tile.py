@@ -1,11 +1,11 @@
 """The kernel of all matrix products on a GPU: out (M, N) = a (M, K) @ b (K, N), in tiles whose sums stay in registers.
 
-A block of 64 to 256 threads computes a tile of out, ROWS x COLUMNS; in float32, a thread computes 8 x 8 of it. For each
-DEPTH k, tiles of a and b are copied to shared memory (cuda_loader.py), one tile ahead of the sums: while the threads
-multiply tile t, the copies of tile t + 1 are on their way. Shared memory has two halves that are used in turn, and the
-loop over tiles contains both turns, so that all addresses in it are constants plus one register.
+A block of 64 to 256 threads computes a tile of out, ROWS x COLUMNS; in float32, a thread computes 64 numbers of it. For
+each DEPTH k, tiles of a and b are copied to shared memory (cuda_loader.py), one tile ahead of the sums: while the
+threads multiply tile t, the copies of tile t + 1 are on their way. Shared memory has two halves that are used in turn,
+and the loop over tiles contains both turns, so that all addresses in it are constants plus one register.
 
-For each k, a thread loads 8 (or 4) numbers of a and of b, 16 bytes at a time, and does 8 x 8 multiply-adds with them:
+For each k, a thread loads 8 (or 16 and 4) numbers of a and b, 16 bytes at a time, and does 8 x 8 multiply-adds:
 
     b: 4 numbers, and 4 more half a tile to the right      [ b0 b1 b2 b3 | b4 b5 b6 b7 ]
     a: 4 numbers, and 4 more half a tile below   a0 .. a7  [ 64 sums in registers      ]     sums[i, j] += a_i b_j
@@ -70,22 +70,22 @@ def positions(threads_across: int) -> Any:
             x, y = lane & 1 | lane >> 1 & 2 | lane >> 2 & 4, lane >> 1 & 1 | lane >> 2 & 2
         elif wide == 4:
             x, y = lane & 1 | lane >> 1 & 2, lane >> 1 & 1 | lane >> 2 & 6
-        else:
-            x, y = lane & (wide - 1), lane // wide
+        else:  # one warp wide
+            return int32(thread // wide), int32(thread & (wide - 1))
         return int32(warp // warps * high + y), int32(warp % warps * wide + x)
 
     return position
 
 
 def fragments(length: int, count: int) -> Any:
-    """Return a function that loads a thread's numbers for one k: 4, or 8 of which half lie half a tile further."""
-    further = length // 2
+    """Return a function that loads a thread's `count` numbers for one k: quads, at equal distances in the tile."""
+    quads = count // VECTOR
+    further = length // quads
 
     @device
     def load(numbers: ndarray, shared: ndarray, at: int) -> None:
-        numbers[0], numbers[1], numbers[2], numbers[3] = load4(shared, at)
-        if count == 2 * VECTOR:
-            numbers[4], numbers[5], numbers[6], numbers[7] = load4(shared, at + further)
+        for i in range(0, count, VECTOR):
+            numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3] = load4(shared, at + i // VECTOR * further)
 
     return load
 
@@ -165,7 +165,7 @@ def places(tile: Tile, rows_stay: bool) -> tuple[Any, Any]:
     begin(y)    where the thread's first number of a is in shared memory
     row(y, i)   the row of the tile to which its sums[i] belong
     """
-    HALF, DOWN = tile.rows // 2, tile.rows // tile.height
+    FURTHER, DOWN = tile.rows * VECTOR // tile.height, tile.rows // tile.height
 
     @device
     def begin(y: int) -> int:
@@ -173,7 +173,7 @@ def places(tile: Tile, rows_stay: bool) -> tuple[Any, Any]:
 
     @device
     def row(y: int, i: int) -> int:
-        return int32(y + i * DOWN) if rows_stay else int32(y * VECTOR + i % VECTOR + i // VECTOR * HALF)
+        return int32(y + i * DOWN) if rows_stay else int32(y * VECTOR + i % VECTOR + i // VECTOR * FURTHER)
 
     return begin, row
 
@@ -210,7 +210,8 @@ def product(
                 sums[i, j] = zero
         thread = int32(cuda.threadIdx.x)
         y, x = position(thread)
-        row0, column0 = int32(cuda.blockIdx.x * ROWS), int32(cuda.blockIdx.y * COLUMNS)
+        first_row, column0 = int32(cuda.blockIdx.x * ROWS), int32(cuda.blockIdx.y * COLUMNS)
+        row0 = int32(min(first_row, rows - ROWS)) if rows_stay else first_row
         plane = int32(cuda.blockIdx.z) if planes else int32(0)
         if depth > 0:
             ak, ai = first_a(thread)
@@ -275,7 +276,7 @@ def product(
                     sums[i, j] = zero if relu and total < zero else total
         for i in range(HEIGHT):
             m = int32(row0 + row_of(y, i))
-            if m < rows:
+            if first_row <= m < rows:
                 row = int32(plane * rows + m) if planes else m
                 for half in range(WIDTH // VECTOR):
                     n = int32(column0 + x * VECTOR + half * (COLUMNS // 2))

@@ -33,6 +33,7 @@ def matmul() -> Iterator[Case]:
         yield name, step, (array(rows, depth), array(depth, 256), array(rows, 256)), 0
     none = array(0)
     for columns in (256, 255, 64, 32, 16, 8):
+        rows = 512 if columns <= 64 else 256
         across, along, out = array(depth, columns), array(columns, depth), array(rows, columns)
         yield f"nn, {columns} columns", products.nn, (array(rows, depth), across, none, False, none, out), 0
         if columns >= 64:

@@ -72,11 +72,14 @@ def test_edges_of_tiles(form: str, shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_edges_of_narrow_tiles(form: str, columns: int) -> None:
     multiply(form, 513 if columns <= 16 else 257, columns, 19)
-    multiply(form, 261, columns, 28)  # successive k are copied by 16 bytes
+    multiply(form, 517, columns, 28)  # successive k are copied by 16 bytes
     multiply(form, 4, columns, 8)
 
 
-MORE = (260, 4, 9), (136, 8, 32), (516, 8, 7), (300, 12, 10), (257, 16, 31), (260, 32, 20), (132, 64, 12), (132, 68, 4)
+MORE = (
+    (260, 4, 9), (136, 8, 32), (516, 8, 7), (300, 12, 10), (257, 16, 31), (260, 32, 20), (132, 64, 12), (516, 60, 12),
+    (132, 68, 4),
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -135,8 +138,9 @@ def test_the_main_loop_multiplies(form: str, columns: int, least: float, cc: tup
 
 
 NARROW = {  # (form, columns): least share of multiply-adds
-    **{("nn", 8): 0.77, ("nn", 16): 0.81, ("nn", 32): 0.90, ("nn", 33): 0.85, ("nn", 64): 0.90},
-    **{("nt", 16): 0.83, ("nt", 64): 0.89, ("tn", 8): 0.84, ("tn", 32): 0.90, ("tn", 64): 0.90},
+    **{("nn", 8): 0.84, ("nn", 16): 0.87, ("nn", 32): 0.90, ("nn", 33): 0.85, ("nn", 64): 0.90},
+    **{("nt", 8): 0.83, ("nt", 16): 0.87, ("nt", 32): 0.89, ("nt", 64): 0.90},
+    **{("tn", 8): 0.86, ("tn", 16): 0.90, ("tn", 32): 0.90, ("tn", 64): 0.90},
 }
 
 
@@ -153,13 +157,11 @@ def test_narrow_tiles(form: str, columns: int, cc: tuple[int, int]) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("columns", each(4, [8, 16, 32, 64, 128, 129]))
 def test_shared_memory_has_no_conflicts(form: str, columns: int) -> None:
-    """tn with 8 columns: the threads of a warp read 32 different parts of rows, which takes 4 wavefronts at least."""
     counts = multiply(form, 512, columns, 24, counting=True).counts
     assert counts is not None
-    most = 4 if (form, columns) == ("tn", 8) else 2
     for (line, nbytes), cost in counts.shared("read").items():
         assert nbytes == 16, f"PTX line {line}"
-        assert cost.worst <= most, f"PTX line {line}"
+        assert cost.worst <= 2, f"PTX line {line}"
     for (line, _), cost in counts.shared("written").items():
         assert cost.units <= cost.least, f"PTX line {line}"
 
@@ -207,7 +209,7 @@ MUTANTS = {  # what is broken: (file, piece, replacement)
     "the wrong half is filled": (TILE, SECOND_TURN, SECOND_TURN.replace("to_a, a", "to_a + A_HALF, a")),
     "rows are not bounded": (TILE, "a_size, b_size = int32(rows - row0),", "a_size, b_size = int32(ROWS),"),
     "columns are not bounded": (TILE, "int32(columns - column0)\n", "int32(COLUMNS)\n"),
-    "one row too many is stored": (TILE, "if m < rows:", "if m <= rows:"),
+    "one row too many is stored": (TILE, "if first_row <= m < rows:", "if first_row <= m <= rows:"),
     "one column too many is stored": (TILE, "if n + more < columns:", "if n + more <= columns:"),
     "a part of a tile is whole": (TILE, "part = int32((depth - 1) % DEPTH + 1)", "part = int32(DEPTH)"),
     "the part is too deep": (LOADER, "wanted = i + lanes * q < size and (not part or k + rows * j < depth)",
@@ -217,8 +219,9 @@ MUTANTS = {  # what is broken: (file, piece, replacement)
     "a transposed part is too deep": (LOADER, "(not part or k + q < depth)", "(not part or k + q <= depth)"),
     "a half of a row is copied elsewhere": (TILE, "(ak ^ ai & VECTOR)", "ak"),
     "the same half of a row twice": (TILE, "at_a ^ VECTOR", "at_a"),
-    "a row too many is copied": (LOADER, "wanted = i + rows * j < size and (not part or k < depth)",
-                                 "wanted = i + rows * j <= size and (not part or k < depth)"),
+    "a part by rows is too deep": (LOADER, "not part or k < depth)\n", "not part or k <= depth)\n"),
+    "the last rows are outside": (TILE, "min(first_row, rows - ROWS)", "first_row"),
+    "rows are stored twice": (TILE, "if first_row <= m < rows:", "if m < rows:"),
     "rows change places": (TILE, "int32(y + i * DOWN) if rows_stay", "int32(y + i * VECTOR) if rows_stay"),
     "a tile too few": (TILE, "turns = int32(tiles >> 1)", "turns = int32((tiles - 1) >> 1)"),
     "relu without bias": (TILE, "if bias.size > 0 or relu:", "if bias.size > 0:"),
@@ -231,7 +234,8 @@ def test_a_broken_product_is_found(broken: str) -> None:
     with mutated("matmul", f"matmul/{file}", old, new) as changed, pytest.raises((KernelError, AssertionError)):
         for shape in ((130, 133, 45), (132, 132, 37), (20, 13, 5), (20, 12, 5)):  # the last two: a part of a tile only
             multiply("nn", *shape, kernels=changed)
-        multiply("nn", 261, 16, 28, kernels=changed)  # by rows
+        for depth in (28, 4):  # by rows; with 4, what follows the last row is outside the matrix
+            multiply("nn", 517, 16, depth, kernels=changed)
         a, b, out = operands("nn", 20, 12, 5)
         with launch_with(Emulator()):
             changed.nn(a, b, NOTHING, True, NOTHING, out)
@@ -241,5 +245,5 @@ def test_a_broken_product_is_found(broken: str) -> None:
 def test_every_thread_has_its_place() -> None:
     for tile in (tile for tiles in _cuda.TILES.values() for tile in tiles):
         assert tile.threads == THREADS
-    for tile in (*_cuda.NARROW, _cuda.MEDIUM):
+    for tile in (*_cuda.BY_ROWS, _cuda.MEDIUM):
         assert tile.threads in (64, 128, 256)
