@@ -1,4 +1,4 @@
-"""Kernel calls are moved, merged or computed in place only if no result changes. Replay and tape are bit-identical."""
+"""Kernel calls are moved, merged, removed or computed in place only if no result changes. Replay and tape are bit-identical."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from minidl.engine.device import Device, address, aligned
 from minidl.engine.tensor import Tensor
 from minidl.program.dependence import FIRST_WRITTEN, accesses
 from minidl.program.record import Call, Memory, Place, Recorder
-from minidl.program.replay import Gradient
+from minidl.program.replay import Gradient, Prediction
 from minidl.program.table import WORKSPACE, Program
 
 OPS = (
@@ -325,3 +325,17 @@ def test_the_work_of_a_recording_grows_linearly_with_the_model() -> None:
         return calls
 
     assert work(120) < 2.2 * work(60)
+
+
+def test_calls_whose_results_are_not_read_are_removed() -> None:
+    """A prediction needs no copies of the running statistics for a backward pass; a gradient through them does."""
+    nn.seed(0)
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GlobalAvgPool2d(), nn.Flatten(), nn.Linear(4, 2)
+    model = nn.Sequential(*layers).eval()
+    x, y = np.random.default_rng(0).standard_normal((2, 5, 5, 3), np.float32), np.array([0, 1])
+    predict, gradient = Prediction(model), Gradient(model, ops.cross_entropy)
+    np.testing.assert_array_equal(predict(x), model(x).numpy())
+    gradient(x, y)
+    (forward,), (both,) = predict.programs.values(), gradient.programs.values()
+    assert forward.calls[:3] == ["norm.fold", "conv.forward", "reduce.sum"]
+    assert both.calls[:5] == ["conv.forward", "norm.fold", "norm.affine", "movement.copy", "movement.copy"]

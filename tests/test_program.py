@@ -169,20 +169,6 @@ class Twice(nn.Module):
         return ops.flatten(y + y)
 
 
-def test_calls_whose_results_are_not_read_are_removed() -> None:
-    """A prediction needs no copies of the running statistics for a backward pass; a gradient through them does."""
-    nn.seed(0)
-    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GlobalAvgPool2d(), nn.Flatten(), nn.Linear(4, 2)
-    model = nn.Sequential(*layers).eval()
-    x, y = np.random.default_rng(0).standard_normal((2, 5, 5, 3), np.float32), np.array([0, 1])
-    predict, gradient = Prediction(model), Gradient(model, ops.cross_entropy)
-    np.testing.assert_array_equal(predict(x), model(x).numpy())
-    gradient(x, y)
-    (forward,), (both,) = predict.programs.values(), gradient.programs.values()
-    assert forward.calls[:3] == ["norm.fold", "conv.forward", "reduce.sum"]
-    assert both.calls[:5] == ["conv.forward", "norm.fold", "norm.affine", "movement.copy", "movement.copy"]
-
-
 def test_an_array_added_to_itself() -> None:
     nn.seed(1)
     model, (x, y) = Twice(), batch((6, 6, 3), 5)
