@@ -1,4 +1,4 @@
-"""Kernel calls are moved, merged, removed or computed in place only if no result changes. Replay and tape are bit-identical."""
+"""Calls are moved, merged, removed or in place only if no result changes: replay gives the bits of the tape."""
 
 from __future__ import annotations
 
