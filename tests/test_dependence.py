@@ -1,4 +1,4 @@
-"""Calls are moved, merged, removed or in place only if no result changes: replay gives the bits of the tape."""
+"""Calls are moved, merged, removed or computed in place only if no result changes."""
 
 from __future__ import annotations
 
