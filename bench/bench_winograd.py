@@ -103,11 +103,11 @@ def accuracy() -> None:
         kernel = random.standard_normal((r, r, channels, channels), np.float32)
         pad, none = (r // 2, r // 2), np.empty(0, np.float32)
         y, dx, dw = np.empty_like(image), np.empty_like(image), np.empty_like(kernel)
-        shapes = form, image.shape, kernel.shape, pad
+        shapes = form, image.shape, kernel.shape, pad, (1, 1)
         scratch = [np.empty(getattr(winograd, f"{p}_scratch")(*shapes), np.float32) for p in PASSES]
-        winograd.forward(form, image, kernel, none, none, none, none, False, pad, none, scratch[0], y)
-        winograd.backward_input(form, image, kernel, none, pad, scratch[1], dx)
-        winograd.backward_weight(form, image, image, pad, scratch[2], dw)
+        winograd.forward(form, image, kernel, none, none, none, none, False, pad, (1, 1), none, scratch[0], y)
+        winograd.backward_input(form, image, kernel, none, pad, (1, 1), scratch[1], dx)
+        winograd.backward_weight(form, image, image, pad, (1, 1), scratch[2], dw)
         found = (y, dx, dw), _float64(image, kernel)
         for kind, ours, exact in zip(PASSES, *found, strict=True):
             error = ours - exact

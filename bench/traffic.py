@@ -165,10 +165,10 @@ def _convolution(
     source = shapes["dy"] if backward else shapes["x"]
     target = shapes["dx"] if backward else shapes.get("y") or shapes["dy"]
     channels, outputs = source[3], target[3]
-    form = choice.winograd_form.py_func(target[1:3], weight[:2], channels, outputs, stride, dilation, groups)
+    form = choice.winograd_form.py_func(target[0], target[1:3], weight[:2], channels, outputs, stride, dilation, groups)
     if arguments["winograd"] and form != choice.DIRECT:
         make = _winograd_weight if name == "conv.backward_weight" else _winograd
-        return make(form, source, target)
+        return make(form, source, target, dilation)
     x = shapes["dx"] if backward else shapes["x"]
     images, high, wide, _ = x
     out = output_size(x, weight, stride, arguments["padding"], dilation)
@@ -211,11 +211,13 @@ def _direct_weight(pixels: int, rows: int, outputs: int, groups: int, source: in
     ]
 
 
-def _winograd(form: int, source: tuple[int, ...], target: tuple[int, ...]) -> tuple[float, list[Stream]]:
+def _winograd(
+    form: int, source: tuple[int, ...], target: tuple[int, ...], dilation: tuple[int, int]
+) -> tuple[float, list[Stream]]:
     """Return multiply-adds and traffic of Winograd's forward pass or data gradient (names as in winograd.py)."""
     m, _, n = planes.tile_of.py_func(form)
     channels, outputs, square = source[3], target[3], n * n
-    tiles = source[0] * _up(target[1], m) * _up(target[2], m)
+    tiles = choice.count_of.py_func(source[0], choice.tiles_of.py_func(m, *target[1:3], dilation))
     group = planes.group_of.py_func(square, channels, outputs, tiles)
     groups, panels = _up(tiles, group), _up(outputs, NR)
     v, u, products = (FLOAT * square * size for size in (tiles * channels, channels * outputs, tiles * outputs))
@@ -230,12 +232,14 @@ def _winograd(form: int, source: tuple[int, ...], target: tuple[int, ...]) -> tu
     ]
 
 
-def _winograd_weight(form: int, source: tuple[int, ...], target: tuple[int, ...]) -> tuple[float, list[Stream]]:
+def _winograd_weight(
+    form: int, source: tuple[int, ...], target: tuple[int, ...], dilation: tuple[int, int]
+) -> tuple[float, list[Stream]]:
     """Return multiply-adds and traffic of Winograd's weight gradient: dU[k] = V[k]^T @ D[k] for n^2 planes."""
     m, _, n = planes.tile_of.py_func(form)
     channels, outputs, square = source[3], target[3], n * n
-    tiles = source[0] * _up(target[1], m) * _up(target[2], m)
-    parts, group = winograd._gradient_sizes.py_func(form, channels, outputs, tiles)[:2]
+    tiles = choice.count_of.py_func(source[0], choice.tiles_of.py_func(m, *target[1:3], dilation))
+    parts, group = winograd._gradient_sizes.py_func(form, channels, outputs, tiles, dilation)[:2]
     groups, panels = parts * _up(_up(tiles, parts), group), _up(outputs, NR)
     v, du, d = (FLOAT * square * size for size in (tiles * channels, channels * outputs, tiles * outputs))
     near = FLOAT * square * group * (channels + outputs)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit
+from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .geometry import Axis, Layer, by_channels, ceildiv, span
@@ -127,20 +128,19 @@ def gather(cut: Cut, block: Block, group: int, source: ndarray, memory: ndarray)
             at = place(cut, image, i, 0)
             line = memory[at : at + columns * padded]
             if top + i < 0 or top + i >= height:
-                _clear(line)
+                clear(line)
                 continue
-            _clear(line[: first * padded])
-            _clear(line[last * padded :])
+            clear(line[: first * padded])
             at = (((block.image + image) * height + top + i) * width + left + first) * pixel + channel
             if channels == pixel and channels == padded:
-                _copy(source[at : at + (last - first) * pixel], line[first * padded : last * padded])
-                continue
-            for j in range(first, last):
-                if spread:
+                copy(source[at : at + (last - first) * pixel], line[first * padded : last * padded])
+            elif spread:
+                for j in range(first, last):
                     _expand(source[at : at + channels], inner, outer, line[j * padded : (j + 1) * padded])
-                else:
-                    _copy(source[at : at + channels], line[j * padded : j * padded + channels])
-                at += pixel
+                    at += pixel
+            else:
+                copy_pixels(last - first, channels, source, at, pixel, line[first * padded :], padded)
+            clear(line[last * padded :])
     return memory, 0
 
 
@@ -156,16 +156,51 @@ def _expand(colour: ndarray, inner: int, outer: int, target: ndarray) -> None:
         for g in range(groups):
             for o in range(outer):
                 row[g * outer + o] = colour[g * inner + k]
-        _clear(row[groups * outer :])
+        clear(row[groups * outer :])
+
+
+@instructions
+def _copy_vectors(
+    e: Emitter, pixels: Value, channels: Value, source: Value, at: Value, step: Value, target: Value, width: Value
+) -> None:  # fmt: skip
+    """Copy `pixels` pixels as whole vectors: at least one pixel, and at most two vectors of channels."""
+
+    def copy_all(e: Emitter, vectors: int) -> None:
+        def pixel(_: Sums, number: Value, source_at: Value, target_at: Value) -> Sums:
+            for v, column in enumerate(e.columns(e.at(source, source_at), vectors)):
+                e.store(column, e.at(target, target_at), v * e.lanes)
+            return {}
+
+        e.loop(pixels, [(at, step), (0, width)], {}, pixel)
+
+    e.narrowest(channels, copy_all)
 
 
 @jit
-def _copy(source: ndarray, target: ndarray) -> None:
+def copy_pixels(
+    pixels: int, channels: int, source: ndarray, at: int, step: int, target: ndarray, width: int
+) -> None:  # fmt: skip
+    """Copy target[i * width + c] = source[at + i * step + c] for all i < pixels and c < channels.
+
+    Few channels are copied as whole vectors: up to panel_width - 1 numbers after each pixel of the target get any
+    value. So the target is written from its beginning to its end, and there must be memory after its end.
+    """
+    fast = 0
+    if channels <= panel_width(source):
+        fast = max(0, min(pixels, (source.size - panel_width(source) - at) // step + 1))
+    if fast > 0:
+        _copy_vectors(fast, channels, source, at, step, target, width)
+    for i in range(fast, pixels):
+        copy(source[at + i * step : at + i * step + channels], target[i * width : i * width + channels])
+
+
+@jit
+def copy(source: ndarray, target: ndarray) -> None:
     for i in range(target.size):
         target[i] = source[i]
 
 
 @jit
-def _clear(target: ndarray) -> None:
+def clear(target: ndarray) -> None:
     for i in range(target.size):
         target[i] = 0

@@ -15,14 +15,18 @@ It was measured with 64 images and stride 1 on 2 cores of a Zen 5 (AVX-512):
 
 With few channels, a vector is not full and the transforms cost more than they save. From 16 channels on, the form with
 the fewest multiplications is the fastest, or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two
-columns, otherwise F(4x4,3x3).
+columns, or if there are so few tiles that those of F(4x4,3x3) do not fill the rows of a product. Otherwise it is
+F(4x4,3x3).
 """
 
 from __future__ import annotations
 
 from minidl.engine.jit import jit
+from minidl.kernels.matmul.blocks import MR
 
 from .reference import Pair
+
+Tiles = tuple[int, int, int, int]
 
 DIRECT, F4X4_3X3, F2X2_3X3, F4X4_5X5 = 0, 1, 2, 3
 FEWEST_CHANNELS = 16
@@ -30,14 +34,31 @@ GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as m
 
 
 @jit
-def _multiplications(out: Pair, m: int, n: int) -> int:
-    """Return the multiplications for one input and one output channel: n^2 for each tile of m x m outputs."""
-    return ((out[0] + m - 1) // m) * ((out[1] + m - 1) // m) * n * n
+def tiles_of(m: int, height: int, width: int, dilation: Pair) -> Tiles:
+    """Return how many tiles of m x m outputs cover height x width outputs.
+
+    With dilation d, an output reads only every d-th input. So d x d separate images, each of every d-th pixel, have
+    convolutions without dilation. The result is: rows of tiles and tiles in a row of such an image, and the dilation.
+    """
+    step = m * dilation[0], m * dilation[1]
+    return (height + step[0] - 1) // step[0], (width + step[1] - 1) // step[1], dilation[0], dilation[1]
+
+
+@jit
+def count_of(images: int, tiles: Tiles) -> int:
+    """Return the number of tiles in all images."""
+    return images * tiles[0] * tiles[1] * tiles[2] * tiles[3]
+
+
+@jit
+def _rows(tiles: int) -> int:
+    """Return the number of tiles, rounded up to the rows of the micro-kernel."""
+    return (tiles + MR - 1) // MR * MR
 
 
 @jit
 def winograd_form(
-    out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
+    images: int, out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
     """Return the form that is used, or DIRECT.
 
@@ -46,12 +67,14 @@ def winograd_form(
     """
     r = kernel[0]
     few = min(channels, outputs) < FEWEST_CHANNELS
-    if few or kernel[1] != r or r not in (3, 5) or stride != (1, 1) or dilation != (1, 1) or groups != 1:
+    if few or kernel[1] != r or r not in (3, 5) or stride != (1, 1) or groups != 1:
         return DIRECT
-    four, two = _multiplications(out, 4, r + 3), _multiplications(out, 2, r + 1)
-    least = four if r == 5 else min(four, two)
+    four, two = count_of(1, tiles_of(4, out[0], out[1], dilation)), count_of(1, tiles_of(2, out[0], out[1], dilation))
+    four_n, two_n = (r + 3) ** 2, (r + 1) ** 2  # multiplications for each tile, input channel and output channel
+    least = four * four_n if r == 5 else min(four * four_n, two * two_n)
     if out[0] * out[1] * r * r < GAIN * least:
         return DIRECT
     if r == 5:
         return F4X4_5X5
-    return F4X4_3X3 if four <= two else F2X2_3X3
+    # A product computes MR tiles at a time. One image of 8 x 8 outputs has 4 or 16 tiles: 8 * 36 > 16 * 16.
+    return F4X4_3X3 if _rows(images * four) * four_n <= _rows(images * two) * two_n else F2X2_3X3

@@ -14,7 +14,7 @@ from minidl.engine.jit import apart_jit, jit
 from minidl.kernels.matmul.blocks import LANES, NR
 from minidl.kernels.matmul.tile import lanes
 
-from .choice import F2X2_3X3, F4X4_3X3
+from .choice import F2X2_3X3, F4X4_3X3, Tiles
 from .reference import Pair
 from .sizes import FEW_TILES, GROUP_SIZE, LARGE_U
 from .transforms import (
@@ -70,12 +70,6 @@ def plane_of(rows: int, row: int) -> int:
 
 
 @jit
-def tiles_of(m: int, height: int, width: int) -> Pair:
-    """Return how many tiles cover height x width outputs: (rows of tiles, tiles in a row)."""
-    return (height + m - 1) // m, (width + m - 1) // m
-
-
-@jit
 def divides_outputs(planes: int, channels: int, outputs: int, tiles: int) -> bool:
     """Return whether the threads divide the outputs among themselves, not the tiles, for few tiles and many weights.
 
@@ -103,18 +97,18 @@ def group_of(planes: int, channels: int, outputs: int, tiles: int) -> int:
 
 @jit
 def _copy_tile(
-    x: ndarray, image: int, top: int, left: int, rows: Pair, columns: Pair, patch: ndarray, row: int
-) -> None:
-    """Copy a tile of C channels: patch[i * row + j * step + c] = x[image, top + i, left + j, c].
+    pixels: ndarray, at: int, x_row: int, x_column: int, channels: int, rows: Pair, columns: Pair, patch: ndarray,
+    row: int,
+) -> None:  # fmt: skip
+    """Copy a tile of C channels: patch[i * row + j * step + c] = pixels[at + i * x_row + j * x_column + c].
 
     i is in the range `rows`, j in the range `columns`. step is C, rounded up to whole vectors. For C <= c < step, the
     patch is 0.
     """
-    channels = x.shape[3]
     step = row_of(channels)
     for i in range(rows[0], rows[1]):
         for j in range(columns[0], columns[1]):
-            source = x[image, top + i, left + j]
+            source = pixels[at + i * x_row + j * x_column : at + i * x_row + j * x_column + channels]
             target = patch[i * row + j * step : i * row + (j + 1) * step]
             for c in range(channels):
                 target[c] = source[c]
@@ -123,14 +117,33 @@ def _copy_tile(
 
 
 @jit
-def _next_tile(image: int, down: int, across: int, tiles: Pair) -> tuple[int, int, int]:
-    """Return the tile after (image, down, across), without divisions: for a small tile, they would take too long."""
+def _next_tile(image: int, down: int, across: int, tiles: Tiles) -> tuple[int, int, int]:
+    """Return the tile after (image, down, across), without divisions: for a small tile, they would take too long.
+
+    With dilation, `image` counts the dv x dh separate images of each image (tiles_of).
+    """
     across += 1
     if across == tiles[1]:
         down, across = down + 1, 0
         if down == tiles[0]:
             image, down = image + 1, 0
     return image, down, across
+
+
+@jit
+def _separate(image: int, tiles: Tiles) -> tuple[int, int, int]:
+    """Return which image a separate image belongs to, and its first row and column of outputs in that image."""
+    if tiles[2] * tiles[3] == 1:
+        return image, 0, 0
+    return image // (tiles[2] * tiles[3]), image // tiles[3] % tiles[2], image % tiles[3]
+
+
+@jit
+def _inside(size: int, first: int, dilation: int, side: int) -> Pair:
+    """Return the range of i < side for which pixel first + i * dilation is inside an image of `size` pixels."""
+    if dilation == 1:  # without divisions
+        return max(0, -first), min(side, size - first)
+    return max(0, -(first // dilation)), min(side, -((first - size) // dilation))
 
 
 @jit
@@ -156,7 +169,7 @@ def prefetch_part(array: ndarray, place: Pair, part: int, parts: int) -> None:
 
 @apart_jit
 def to_planes(
-    form: int, spread: bool, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int,
+    form: int, spread: bool, x: ndarray, tiles: Tiles, padding: Pair, first: int, count: int,
     planes: ndarray, plane: int, block: int, at_tile: int, patch: ndarray, zeros: ndarray,
 ) -> None:  # fmt: skip
     """Transform `count` tiles of x, beginning with tile `first`, and write them to the planes from row `at_tile` on.
@@ -173,28 +186,41 @@ def to_planes(
     down, across = divmod(place, tiles[1])
     block_step = (plane - LANES) // round_up(channels, block) * block
     through = step != channels
-    source, x_row = (patch, side * step) if through else (pixels, width * channels)
+    row_step, column_step = tiles[2] * width * channels, tiles[3] * channels
+    source, x_row, x_column = (patch, side * step, step) if through else (pixels, row_step, column_step)
     for t in range(at_tile, at_tile + count):
-        top, left = down * m - padding[0], across * m - padding[1]
-        rows, columns = (max(0, -top), min(side, height - top)), (max(0, -left), min(side, width - left))
-        at = 0 if through else ((image * height + top) * width + left) * channels
+        whole, row, column = _separate(image, tiles)
+        top, left = row + down * m * tiles[2] - padding[0], column + across * m * tiles[3] - padding[1]
+        rows, columns = _inside(height, top, tiles[2], side), _inside(width, left, tiles[3], side)
+        at = ((whole * height + top) * width + left) * channels
         if through:
-            _copy_tile(x, image, top, left, rows, columns, patch, x_row)
+            _copy_tile(pixels, at, row_step, column_step, channels, rows, columns, patch, x_row)
+            at = 0
         to, next_block = t * block, block
         for c in range(0, step, lanes(x)):
             if c == next_block:
                 to, next_block = to + block_step - block, next_block + block
             if spread:
-                _spread(n, source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
+                _spread(n, source, at + c, x_row, x_column, rows, columns, zeros, planes, to, n * plane, plane)
             else:
-                _input(n, source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
+                _input(n, source, at + c, x_row, x_column, rows, columns, zeros, planes, to, n * plane, plane)
             to += lanes(x)
         image, down, across = _next_tile(image, down, across, tiles)
 
 
+@jit
+def _place(y: ndarray, tiles: Tiles, m: int, image: int, down: int, across: int) -> tuple[int, int, int]:
+    """Return a tile's rows and columns of outputs, and where it begins in y. No rows or columns: it is outside."""
+    height, width, outputs = y.shape[1:]
+    whole, row, column = _separate(image, tiles)
+    top, left = row + down * m * tiles[2], column + across * m * tiles[3]
+    rows, columns = _inside(height, top, tiles[2], m)[1], _inside(width, left, tiles[3], m)[1]
+    return rows, columns, ((whole * height + top) * width + left) * outputs
+
+
 @apart_jit
 def from_planes(
-    form: int, planes: ndarray, plane: int, row: int, tiles: Pair, first: int, count: int,
+    form: int, planes: ndarray, plane: int, row: int, tiles: Tiles, first: int, count: int,
     finish: bool, end: ndarray, shortcut: ndarray, patch: ndarray, begin: int, stop: int, y: ndarray,
 ) -> None:  # fmt: skip
     """Compute the outputs [begin, stop) of y = AT M A [+ shortcut] from the planes M of `count` tiles, beginning with
@@ -203,33 +229,34 @@ def from_planes(
     If `finish`, also apply bias, scale, shift and floor, which `end` contains (`_fill_end` in winograd.py).
     """
     m, _, n = tile_of(form)
-    height, width, outputs = y.shape[1:]
+    width, outputs = y.shape[2:]
     vector = lanes(y)
     pixels = y.reshape(-1)
     step, adds = max(outputs, vector), shortcut.size > 0
     image, place = divmod(first, tiles[0] * tiles[1])
     down, across = divmod(place, tiles[1])
-    following = ((image * height + down * m) * width + across * m) * outputs
+    next_rows, next_columns, following = _place(y, tiles, m, image, down, across)
     for t in range(count):
-        rows, columns, there = min(m, height - down * m), min(m, width - across * m), following
+        rows, columns, there = next_rows, next_columns, following
         image, down, across = _next_tile(image, down, across, tiles)
-        following = ((image * height + down * m) * width + across * m) * outputs
+        next_rows, next_columns, following = _place(y, tiles, m, image, down, across)
         through = rows < m or columns < m or outputs < vector  # y ends within the tile or vector: write to the patch
-        at, y_row = (0, m * step) if through else (there, width * outputs)
+        row_step, column_step = tiles[2] * width * outputs, tiles[3] * outputs
+        at, y_row, y_column = (0, m * step, step) if through else (there, row_step, column_step)
         for i in range(rows if through and adds else 0):
             for j in range(columns):
                 for o in range(begin, stop):
-                    patch[m * y_row + i * y_row + j * step + o] = shortcut[there + (i * width + j) * outputs + o]
+                    patch[m * y_row + i * y_row + j * step + o] = shortcut[there + i * row_step + j * column_step + o]
         for place_of_vector in range(begin, max(stop, vector), vector):
             o = min(place_of_vector, step - vector)  # the last vector may overlap the previous one
             here = t * row + o
-            _output(n, planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
+            _output(n, planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, y_column, following + o,
                     finish, end, o, row_of(outputs), shortcut, adds)  # fmt: skip
         if through:
             for i in range(rows):
                 for j in range(columns):
                     for o in range(begin, stop):
-                        pixels[there + (i * width + j) * outputs + o] = patch[i * y_row + j * step + o]
+                        pixels[there + i * row_step + j * column_step + o] = patch[i * y_row + j * step + o]
 
 
 # -- weights --------------------------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ MAX_COPY = 48 * 1024  # a block's copy has at most this many numbers, unless one
 MAX_PIECE = 96 * 1024  # about this many numbers of dweight are summed at a time: they stay in L2
 MAX_UNPACKED = 64  # with up to this many weights for each output, a copy of dy costs more than it saves
 MIN_TASKS = 16  # the weight gradient has about this many separate sums (pieces * parts), if there are enough pixels
-SERIAL = 500_000  # with up to this many products, a second thread costs more than it saves
+SERIAL = 250_000  # with up to this many products, a second thread costs more than it saves
 
 # Winograd's form (winograd.py)
 GROUP_SIZE = L2 // 4 * 3 // 4  # V and M of a group have at most this many numbers, unless 16 tiles have more
 WINOGRAD_SERIAL = 2**19  # one thread computes y or dx if the products have fewer multiplications
-LARGE_U = 2**19  # if U has at least this many numbers, and there are at most
+LARGE_U = 2**16  # if U has at least this many numbers, and there are at most
 FEW_TILES = 32  # this many tiles, the threads divide the outputs among themselves, not the tiles

@@ -26,7 +26,7 @@ from numpy import ndarray
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
-from .blocks import Block, Cut, block_at, copy_size, cut_into_blocks, gather, place
+from .blocks import Block, Cut, block_at, clear, copy, copy_pixels, copy_size, cut_into_blocks, gather, place
 from .channels import channel_panel, channel_width
 from .geometry import LINE, Layer, aligned, bundle_of, by_channels, ceildiv, forward_axis, inside, layer_of
 from .reference import Pair, Shape
@@ -105,6 +105,8 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
     dy_in_place = bundle == 1 and outer % lanes(x) == 0 and (across or rows * h.taps * layer.inner <= MAX_UNPACKED)
     columns = bundle * min(some, outer - first)
     dy_step = columns if bundle > 1 else (channel_width(x) if across else panel_width(x))
+    if bundle == 1 and not across and columns <= lanes(x):
+        dy_step = lanes(x)
     if dy_in_place:
         dy_step = outputs
     return Piece(cut, row, group, group * layer.outer + first, columns, dy_in_place, dy_step)
@@ -136,33 +138,24 @@ def _pixel_offsets(cut: Cut, depth: int, dy_step: int) -> tuple[ndarray, ndarray
     return a_taps, b_taps
 
 
-@jit
-def _copy_panels(dy: ndarray, at: int, pixels: int, pixel: int, outputs: int, width: int, target: ndarray) -> None:
-    """Copy `outputs` channels of each pixel of dy, from dy[at] on, to target (panels, pixels, width), padded with 0."""
-    for o in range(0, outputs, width):
-        some = min(width, outputs - o)
-        for i in range(pixels):
-            source = dy[at + i * pixel + o : at + i * pixel + o + some]
-            row = target[o * pixels + i * width : o * pixels + (i + 1) * width]
-            for j in range(some):
-                row[j] = source[j]
-            for j in range(some, width):
-                row[j] = 0
-
-
 @apart_jit
 def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tuple[ndarray, int, int]:
     """Return a block of dy: array, offset and factor. The panel with first column p begins at offset + p * factor."""
     layer, h, lines = piece.cut.layer, piece.cut.h, block.images * block.rows
-    outputs, width = layer.groups * layer.outer, channel_width(dy) if by_channels(layer) else panel_width(dy)
+    outputs, width = layer.groups * layer.outer, piece.dy_step
     at = (block.image * piece.cut.v.out + block.row) * h.out * outputs + piece.output
     if piece.dy_in_place:
         return dy, at, 1
     if h.bundle > 1:  # the bundles of a line are contiguous; zeros fill up the last one
-        line = h.out * outputs
-        _copy_panels(dy, at, lines, line, line, h.pixels * piece.columns, memory)
+        line, padded = h.out * outputs, h.pixels * piece.columns
+        for i in range(lines):
+            target = memory[i * padded : (i + 1) * padded]
+            copy(dy[at + i * line : at + (i + 1) * line], target[:line])
+            clear(target[line:])
     else:
-        _copy_panels(dy, at, lines * h.pixels, outputs, piece.columns, width, memory)
+        for o in range(0, piece.columns, width):
+            some = min(width, piece.columns - o)
+            copy_pixels(lines * h.pixels, some, dy, at + o, outputs, memory[o * lines * h.pixels :], width)
     return memory, 0, lines * h.pixels
 
 

@@ -1,8 +1,9 @@
 """Winograd's convolution: fewer multiplications, as one matrix product for each position in a transformed tile.
 
-Stride, dilation and groups must be 1. The kernel g has r x r taps. An image is cut into tiles of m x m outputs. Each
-tile needs n x n inputs d (n = m + r - 1). A transformed tile has n x n positions. Plane k is a matrix that contains
-position k of all tiles (for weights: of all kernels g):
+Stride and groups must be 1. With dilation, an image consists of several separate images (`tiles_of` in choice.py). The
+kernel g has r x r taps. An image is cut into tiles of m x m outputs. Each tile needs n x n inputs d (n = m + r - 1). A
+transformed tile has n x n positions. Plane k is a matrix that contains position k of all tiles (for weights: of all
+kernels g):
 
     V[k] (tiles, C)  =  BT d B        from each tile of the input
     U[k] (C, O)      =  G g GT        from the weights
@@ -29,7 +30,7 @@ from minidl.kernels.matmul.blocks import LANES, NR
 from minidl.kernels.matmul.product import product_panel
 from minidl.kernels.matmul.tile import lanes, panel_width
 
-from .choice import F4X4_5X5
+from .choice import F4X4_5X5, Tiles, count_of, tiles_of
 from .geometry import LINE, aligned
 from .planes import (
     divides_outputs,
@@ -41,12 +42,11 @@ from .planes import (
     round_up,
     row_of,
     tile_of,
-    tiles_of,
     to_planes,
     weight_from_planes,
     weight_to_planes,
 )
-from .reference import Pair
+from .reference import Pair, output_size
 from .sizes import KC_5X5, TILES_5X5, WINOGRAD_SERIAL
 from .tall import TALL_MR, tall_tile, tall_tile_side_by_side
 
@@ -57,19 +57,27 @@ Shape = tuple[int, int, int, int]
 
 
 @jit
-def _convolve_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple[int, int, int, int, int]:
+def _zeros_of(form: int, channels: int, outputs: int, dilation: Pair) -> int:
+    """Return the size of the zeros that to_planes reads instead of a row of pixels outside the image."""
+    return tile_of(form)[2] * dilation[1] * max(row_of(channels), row_of(outputs))
+
+
+@jit
+def _convolve_sizes(
+    form: int, channels: int, outputs: int, tiles: int, dilation: Pair
+) -> tuple[int, int, int, int, int]:
     """Return five numbers: tiles in a group; sizes of a plane of U, of V and of M; size of a task's memory."""
     n = tile_of(form)[2]
     group = group_of(n * n, channels, outputs, tiles)
     u_plane = plane_of(channels, round_up(outputs, NR))
     v_plane, m_plane = plane_of(group, row_of(channels)), plane_of(group, row_of(outputs))
-    patch = (n * n + n) * max(row_of(channels), row_of(outputs))
+    patch = n * n * max(row_of(channels), row_of(outputs)) + _zeros_of(form, channels, outputs, dilation)
     return group, u_plane, v_plane, m_plane, n * n * (v_plane + m_plane) + patch + LANES
 
 
 @apart_jit
 def _convolve_group(
-    form: int, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int, more: int, u: ndarray, u_plane: int,
+    form: int, x: ndarray, tiles: Tiles, padding: Pair, first: int, count: int, more: int, u: ndarray, u_plane: int,
     finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, begin: int, stop: int,
     y: ndarray,
 ) -> None:  # fmt: skip
@@ -80,12 +88,12 @@ def _convolve_group(
     v = own[: n * n * v_plane]
     products = own[n * n * v_plane : n * n * (v_plane + m_plane)]
     patch = own[n * n * (v_plane + m_plane) :]
-    zeros = own[own.size - n * max(row_of(channels), row_of(outputs)) :]
+    zeros = own[own.size - _zeros_of(form, channels, outputs, tiles[2:]) :]
     zeros[:] = 0
     v_row, m_row = row_of(channels), row_of(outputs)
     to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_row, 0, patch, zeros)
     columns, kc = panel_width(x), KC_5X5 if form == F4X4_5X5 else channels
-    total = x.shape[0] * tiles[0] * tiles[1]
+    total = count_of(x.shape[0], tiles)
     following = pixels_of(x, first + count, more, total, r - 1 - padding[0])
     here = pixels_of(y, first, count if shortcut.size else 0, total, 0)
     panels = (outputs + columns - 1) // columns
@@ -105,11 +113,11 @@ def _convolve_group(
 
 @apart_jit
 def _convolve_job(
-    job: int, tasks: int, parts: int, form: int, x: ndarray, tiles: Pair, padding: Pair, group: int, u: ndarray,
+    job: int, tasks: int, parts: int, form: int, x: ndarray, tiles: Tiles, padding: Pair, group: int, u: ndarray,
     u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
 ) -> None:  # fmt: skip
     """Compute one part of the outputs for one of `tasks` ranges of groups. A job has a number: task * parts + part."""
-    total, outputs = x.shape[0] * tiles[0] * tiles[1], y.shape[3]
+    total, outputs = count_of(x.shape[0], tiles), y.shape[3]
     groups, panels = (total + group - 1) // group, (outputs + NR - 1) // NR
     task, part = job // parts, job % parts
     begin, stop = part * panels // parts * NR, min(outputs, (part + 1) * panels // parts * NR)
@@ -138,15 +146,15 @@ def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs
 @parallel_jit
 def _convolve(
     form: int, x: ndarray, weight: ndarray, flip: bool, bias: ndarray, scale: ndarray, shift: ndarray,
-    shortcut: ndarray, relu: bool, padding: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
+    shortcut: ndarray, relu: bool, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
     """Compute y from x as in `forward`, or, with `flip`, dx (passed as y) from dy (passed as x)."""
     m, _, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     vector = lanes(x)
-    tiles = tiles_of(m, y.shape[1], y.shape[2])
-    total = y.shape[0] * tiles[0] * tiles[1]
-    group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, channels, outputs, total)
+    tiles = tiles_of(m, y.shape[1], y.shape[2], dilation)
+    total = count_of(y.shape[0], tiles)
+    group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, channels, outputs, total, dilation)
     memory = aligned(scratch)
     u, rest = aligned(packed if packed.size else scratch)[: n * n * u_plane], memory[n * n * u_plane :]
     first_step = 1 if packed.size and packed[packed.size - 1] else 0  # whether U is in `packed` already
@@ -178,31 +186,32 @@ def _convolve(
 @register_jitable(inline="always")  # Numba copies this call into cpu.py's function, and compiles no function for it
 def forward(
     form: int, x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray,
-    relu: bool, padding: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
+    relu: bool, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
     """Compute y (N, Ho, Wo, O) = conv(x, weight) [+ bias] [* scale + shift] [+ shortcut] [relu].
 
     bias, scale, shift: (O,) or of size 0; shortcut: a vector with the layout of y, or of size 0; packed: of size 0, or
     memory for U (see reference.py)
     """
-    _convolve(form, x, weight, False, bias, scale, shift, shortcut, relu, padding, packed, scratch, y)
+    _convolve(form, x, weight, False, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y)
 
 
 @register_jitable(inline="always")
 def backward_input(
-    form: int, dy: ndarray, weight: ndarray, shortcut: ndarray, padding: Pair, scratch: ndarray, dx: ndarray
-) -> None:
+    form: int, dy: ndarray, weight: ndarray, shortcut: ndarray, padding: Pair, dilation: Pair, scratch: ndarray,
+    dx: ndarray,
+) -> None:  # fmt: skip
     """Compute dx (N, H, W, C) [+ shortcut] from dy (N, Ho, Wo, O)."""
     none, edge = scratch[:0], weight.shape[0] - 1
-    _convolve(form, dy, weight, True, none, none, none, shortcut, False,
-              (edge - padding[0], edge - padding[1]), none, scratch, dx)  # fmt: skip
+    flipped = edge * dilation[0] - padding[0], edge * dilation[1] - padding[1]
+    _convolve(form, dy, weight, True, none, none, none, shortcut, False, flipped, dilation, none, scratch, dx)
 
 
-def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: Pair) -> int:
+def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: Pair, dilation: Pair) -> int:
     m, _, n = tile_of(form)
-    tiles = tiles_of(m, *out)
-    total = images * tiles[0] * tiles[1]
-    group, u_plane, _, _, each = _convolve_sizes(form, channels, outputs, total)
+    tiles = tiles_of(m, *out, dilation)
+    total = count_of(images, tiles)
+    group, u_plane, _, _, each = _convolve_sizes(form, channels, outputs, total, dilation)
     divides = divides_outputs(n * n, channels, outputs, total)
     jobs = max(1, min(threads(), outputs // NR if divides else -(-total // group)))
     jobs = 1 if n * n * total * channels * outputs < WINOGRAD_SERIAL else jobs
@@ -215,18 +224,16 @@ def packed_size(form: int, w_shape: Shape) -> int:
     return int(LINE + n * n * plane_of(w_shape[2], round_up(w_shape[3], NR)) + 1)
 
 
-def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:
+def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of forward's scratch."""
-    images, height, width, channels = x_shape
-    r = w_shape[0]
-    out = height + 2 * padding[0] - r + 1, width + 2 * padding[1] - r + 1
-    return _convolve_scratch(form, channels, w_shape[3], images, out)
+    out = output_size(x_shape, w_shape, (1, 1), padding, dilation)
+    return _convolve_scratch(form, x_shape[3], w_shape[3], x_shape[0], out, dilation)
 
 
-def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:
+def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of backward_input's scratch."""
     images, height, width, channels = x_shape
-    return _convolve_scratch(form, w_shape[3], channels, images, (height, width))
+    return _convolve_scratch(form, w_shape[3], channels, images, (height, width), dilation)
 
 
 # -- weight gradient ---------------------------------------------------------------------------------------------
@@ -239,7 +246,9 @@ def _block(channels: int) -> int:
 
 
 @jit
-def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple[int, int, int, int, int, int]:
+def _gradient_sizes(
+    form: int, channels: int, outputs: int, tiles: int, dilation: Pair
+) -> tuple[int, int, int, int, int, int]:
     """Return six numbers: partial sums; tiles in a group; sizes of a plane of dU, of V and of D; size of a patch.
 
     A small dU is computed as several partial sums, each over a range of tiles. They are added in order. For a large dU
@@ -256,19 +265,20 @@ def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple
     du_plane = plane_of(channels, row_of(outputs))
     v_plane = plane_of(group, round_up(channels, _block(channels)))
     d_plane = plane_of(group, round_up(outputs, _block(outputs)))
-    return parts, group, du_plane, v_plane, d_plane, (n * n + n) * max(row_of(channels), row_of(outputs))
+    patch = n * n * max(row_of(channels), row_of(outputs)) + _zeros_of(form, channels, outputs, dilation)
+    return parts, group, du_plane, v_plane, d_plane, patch
 
 
 @apart_jit
 def _gradient_tiles(
-    form: int, x: ndarray, dy: ndarray, tiles: Pair, padding: Pair, first: int, count: int, at_tile: int,
+    form: int, x: ndarray, dy: ndarray, tiles: Tiles, padding: Pair, first: int, count: int, at_tile: int,
     v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray,
 ) -> None:  # fmt: skip
     """Transform `count` tiles, beginning with tile `first`, and write V and D to the planes from row `at_tile` on."""
     n = tile_of(form)[2]
     channels, outputs = x.shape[3], dy.shape[3]
     row = max(row_of(channels), row_of(outputs))
-    patch, zeros = own[: n * n * row], own[n * n * row : (n * n + n) * row]
+    patch, zeros = own[: n * n * row], own[n * n * row :][: _zeros_of(form, channels, outputs, tiles[2:])]
     zeros[:] = 0
     to_planes(form, False, x, tiles, padding, first, count, v, v_plane, _block(channels), at_tile, patch, zeros)
     to_planes(form, True, dy, tiles, (0, 0), first, count, d, d_plane, _block(outputs), at_tile, patch, zeros)
@@ -310,12 +320,12 @@ def _gradient_products(
 
 @apart_jit
 def _gradient_part(
-    form: int, x: ndarray, dy: ndarray, tiles: Pair, padding: Pair, begin: int, end: int, group: int, own: ndarray,
+    form: int, x: ndarray, dy: ndarray, tiles: Tiles, padding: Pair, begin: int, end: int, group: int, own: ndarray,
     v_plane: int, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
     """Compute one partial sum of all planes: du[k] (C, O) = V[k]^T @ D[k] for the tiles `begin` to `end` - 1."""
     _, r, n = tile_of(form)
-    total = x.shape[0] * tiles[0] * tiles[1]
+    total = count_of(x.shape[0], tiles)
     v, d = own[: n * n * v_plane], own[n * n * v_plane : n * n * (v_plane + d_plane)]
     patch = own[n * n * (v_plane + d_plane) :]
     for first in range(begin, end, group):
@@ -328,16 +338,18 @@ def _gradient_part(
 
 
 @parallel_jit
-def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: ndarray, dweight: ndarray) -> None:
+def backward_weight(
+    form: int, x: ndarray, dy: ndarray, padding: Pair, dilation: Pair, scratch: ndarray, dweight: ndarray
+) -> None:
     """Compute dweight (r, r, C, O) from x (N, H, W, C) and dy (N, Ho, Wo, O)."""
     m, _, n = tile_of(form)
     channels, outputs = x.shape[3], dy.shape[3]
-    tiles = tiles_of(m, dy.shape[1], dy.shape[2])
-    total = x.shape[0] * tiles[0] * tiles[1]
+    tiles = tiles_of(m, dy.shape[1], dy.shape[2], dilation)
+    total = count_of(x.shape[0], tiles)
     if total == 0:
         dweight[:] = 0
         return
-    parts, group, du_plane, v_plane, d_plane, each = _gradient_sizes(form, channels, outputs, total)
+    parts, group, du_plane, v_plane, d_plane, each = _gradient_sizes(form, channels, outputs, total, dilation)
     part, pair = n * n * du_plane, n * n * (v_plane + d_plane)
     memory = aligned(scratch)
     du, shared = memory[: parts * part], memory[parts * part :]  # shared: V and D for all tasks if parts == 1
@@ -374,13 +386,12 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
                                    shared, v_plane, shared[n * n * v_plane :], d_plane, du, du_plane)  # fmt: skip
 
 
-def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:
+def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of backward_weight's scratch."""
-    images, height, width, channels = x_shape
-    m, r, n = tile_of(form)
-    tiles = tiles_of(m, height + 2 * padding[0] - r + 1, width + 2 * padding[1] - r + 1)
-    total = images * tiles[0] * tiles[1]
-    parts, _, du_plane, v_plane, d_plane, each = _gradient_sizes(form, channels, w_shape[3], total)
+    m, _, n = tile_of(form)
+    tiles = tiles_of(m, *output_size(x_shape, w_shape, (1, 1), padding, dilation), dilation)
+    total = count_of(x_shape[0], tiles)
+    parts, _, du_plane, v_plane, d_plane, each = _gradient_sizes(form, x_shape[3], w_shape[3], total, dilation)
     pair = n * n * (v_plane + d_plane)
     tasks = max(1, min(threads(), parts if parts > 1 else n * n))
     return int(LINE + parts * n * n * du_plane + (tasks * (pair + each) if parts > 1 else pair + tasks * each))

@@ -29,16 +29,28 @@ KC = 256
 KC_FEW_ROWS = 512
 UNSPLIT_FEW_ROWS = 1024  # if there are few rows, sums of up to this many products are not split
 MC_KC = L2 // 2 // 4
-MOST_FEW = 4  # products of up to this many rows have tiles of their own (few.py)
+MOST_FEW = 4  # tiles of up to this many rows are in few.py
+
+
+@jit
+def few_rows(rows: int) -> int:
+    """Return the rows of each tile of few.py for a product of this many rows, 0 if it has other tiles.
+
+    A product of 6, 7 or 8 rows has two tiles, of 3 or 4 rows: reading b twice, the second time from L2, takes less time
+    than reading the narrow rows of a panel. (A product of 5 rows would have two tiles of different width.)
+    """
+    if rows <= MOST_FEW:
+        return rows
+    return (rows + 1) // 2 if 6 <= rows <= min(MR, 2 * MOST_FEW) else 0
 
 
 @jit
 def few_panels(rows: int) -> int:
-    """Return the number of panels that a tile of few.py computes together, 0 if there is none for so many rows.
+    """Return the number of panels that a tile of few.py with this many rows computes together; 0 for 0 rows.
 
     Half of the registers hold sums. So a tile of 1 row has 16 vectors (8 with 16 registers), one of 4 rows has 4 (2).
     """
-    return REGISTERS // 2 // rows // 2 if rows <= MOST_FEW else 0
+    return REGISTERS // 2 // rows // 2 if rows else 0
 
 
 @jit

@@ -4,7 +4,7 @@ The output is divided into panels of NR columns, and each panel into strips of M
 (blocks.py contains the sizes). Each thread computes an equal number of successive tiles, down one panel, then down the
 next. It copies the part of b that a panel needs into its own small buffer (pack.py). The tiles read this buffer as
 contiguous memory from the nearest cache. A thread that computes only one strip of a panel reads b in place, unless b is
-transposed: a copy would cost more than it gains. Products of up to 4 rows use wider tiles (few.py). a is read in place,
+transposed: a copy would cost more than it gains. Products of few rows use wider tiles (few.py). a is read in place,
 except in a^T @ b with many panels per thread: there, the numbers of a for successive k are often on different pages of
 memory.
 
@@ -19,7 +19,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
 
-from .blocks import LANES, MC_KC, MOST_FEW, MR, NR, block_depth, block_rows, few_panels
+from .blocks import LANES, MC_KC, MOST_FEW, MR, NR, block_depth, block_rows, few_panels, few_rows
 from .few import few_tile
 from .pack import pack_columns, pack_rows
 from .product import product_tile
@@ -76,7 +76,8 @@ def _share(
     group = nr // MR * MR
     pack_a = a_row == 1 and group > 0 and last - first >= PACK_A_PANELS * strips
     vector, packed_a, packed = out.reshape(out.size), scratch[_packed_size(rows, depth) :], scratch
-    few = few_panels(rows) if b_column == 1 else 0  # panels that few.py computes together
+    few_mr = few_rows(rows) if b_column == 1 else 0
+    few = few_panels(few_mr)  # panels that few.py computes together
     for top in range(0, strips, block):  # blocks of MC rows ...
         here = min(block * MR, rows - top * MR)
         for k in range(0, depth, kc):  # ... and KC products
@@ -92,9 +93,10 @@ def _share(
                     continue
                 if few and number + few <= last and (number + few) * nr <= columns:
                     done, column = number + few, number * nr
-                    few_tile(rows, deep, k > 0, a, k * a_step, a_row, a_step, b, k * b_step + column, b_step,
-                             vector, column, columns, finish, bias, column, few * nr if bias.size > 0 else 0,
-                             relu)  # fmt: skip
+                    for row in range(0, rows, few_mr):
+                        few_tile(min(few_mr, rows - row), deep, k > 0, a, row * a_row + k * a_step, a_row, a_step,
+                                 b, k * b_step + column, b_step, vector, row * columns + column, columns,
+                                 finish, bias, column, few * nr if bias.size > 0 else 0, relu)  # fmt: skip
                     continue
                 # The panel's strips lo, ..., hi - 1 are in the block, and this thread computes them.
                 lo = max(top, first - number * strips)

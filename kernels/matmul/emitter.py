@@ -19,6 +19,7 @@ vectors of a instead of single numbers. conv/tall.py has more rows and fewer col
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
@@ -31,6 +32,7 @@ from minidl.engine.jit import HAS_FMA, VECTOR_BYTES
 
 Value = Any  # a value in the generated code: a number, a vector or a pointer
 Offset = Any  # an int or a Value, which counts numbers, not bytes
+SMALLEST_VECTOR = 16  # bytes
 Sums = dict[tuple[int, int], Value]  # (row, vector of columns) -> vector
 
 
@@ -77,10 +79,13 @@ class Emitter:
     def __init__(self, context: Any, builder: Any, kinds: list[Any]) -> None:
         kind = next(kind.dtype for kind in kinds if isinstance(getattr(kind, "dtype", None), types.Float))
         self.builder, self.bytes = builder, kind.bitwidth // 8
-        self.lanes = VECTOR_BYTES // self.bytes
-        self.int64 = ir.IntType(64)
-        self.vector = ir.VectorType(context.get_data_type(kind), self.lanes)
-        self.suffix = f"v{self.lanes}f{kind.bitwidth}"
+        self.int64, self.number_type = ir.IntType(64), context.get_data_type(kind)
+        self._set_lanes(VECTOR_BYTES // self.bytes)
+
+    def _set_lanes(self, lanes: int) -> None:
+        self.lanes = lanes
+        self.vector = ir.VectorType(self.number_type, lanes)
+        self.suffix = f"v{lanes}f{8 * self.bytes}"
 
     # -- numbers and addresses ---------------------------------------------------------------------------
 
@@ -187,6 +192,7 @@ class Emitter:
         numbers, sums = [b.phi(self.int64) for _ in counters], {at: b.phi(self.vector) for at in first}
         result = body(sums, *numbers)
         following = [b.add(number, self.integer(step)) for number, (_, step) in zip(numbers, counters)]
+        following[0] = self._not_unrolled(following[0])
         last, done = b.block, b.append_basic_block("done")
         b.cbranch(b.icmp_signed("<", following[0], rounds), start, done)
         b.position_at_end(done)
@@ -195,6 +201,15 @@ class Emitter:
             phi.add_incoming(before, entry)
             phi.add_incoming(after, last)
         return result
+
+    def _not_unrolled(self, counter: Value) -> Value:
+        """Return the counter of a loop, so that LLVM does not unroll the loop.
+
+        LLVM would keep the address of each row for each copy of the body, which is more than there are registers. It
+        does not copy `convergent` code, such as this assembly of no instruction.
+        """
+        kind = ir.FunctionType(self.int64, [self.int64])
+        return self.builder.call(ir.InlineAsm(kind, "", "=r,0"), [counter], attrs=("convergent",))
 
     def when(self, condition: Value, compute: Callable[[], dict], otherwise: dict) -> dict:
         """Return the vectors of compute() if the condition holds, else `otherwise`; both have the same keys."""
@@ -217,6 +232,23 @@ class Emitter:
                 tile(2)
             with one:
                 tile(1)
+
+    def narrowest(self, width: Value, tile: Callable[[Emitter, int], None]) -> None:
+        """Write tile(emitter, vectors) for half a vector, one vector and two; the least that `width` fits into runs.
+
+        The emitter of half a vector has half as many lanes. Some CPUs (AMD Zen 4) begin two multiply-adds of 256 bits
+        in the time of one of 512 bits, so half a vector takes half the time.
+        """
+        if self.lanes * self.bytes <= SMALLEST_VECTOR:
+            self.one_or_two(width, lambda vectors: tile(self, vectors))
+            return
+        half = copy.copy(self)
+        half._set_lanes(self.lanes // 2)
+        with self.builder.if_else(self.builder.icmp_signed(">", width, self.integer(half.lanes))) as (more, few):
+            with more:
+                self.one_or_two(width, lambda vectors: tile(self, vectors))
+            with few:
+                tile(half, 1)
 
     def row_numbers(self, rows: Value, most: int) -> list[Value]:
         """Return min(i, rows - 1) for i < most: missing rows repeat the last one, with the same results."""

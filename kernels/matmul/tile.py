@@ -58,7 +58,7 @@ def _tile(
     """Compute the tile above. a_at, b_at, c_at: the indices in a, b and c from which the offsets count."""
     a, b, c = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
 
-    def tile(vectors: int) -> None:
+    def tile(e: Emitter, vectors: int) -> None:
         numbers = e.row_numbers(rows, MR)
         rows_of_c = [e.at(c, e.number(c_rows, i)) for i in numbers]
         rows_of_a = [e.at(a, e.number(a_rows, i)) for i in numbers]
@@ -75,7 +75,7 @@ def _tile(
         sums = e.loop(taps, [], e.zeros(MR, vectors), add_tap)
         e.write(e.plus(sums, accumulate, rows_of_c, width), rows_of_c, width)
 
-    e.one_or_two(width, tile)
+    e.narrowest(width, tile)
 
 
 @apart_jit

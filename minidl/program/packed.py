@@ -39,10 +39,11 @@ class PackedWeights:
     def _place(self, call: Call) -> Place:
         x, weight = call.arguments["x"].like, call.arguments["weight"]
         options = [call.arguments[name] for name in OPTIONS]
-        key = weight.offset, weight.like.shape, weight.like.dtype, x.shape[1:3], *options  # not the number of images
+        size = Device("cpu").conv.packed_size(x.shape, weight.like.shape, *options)
+        # Not the number of images: Winograd's form may depend on it, and the size depends on the form.
+        key = weight.offset, weight.like.shape, weight.like.dtype, x.shape[1:3], size, *options
         memory = self.vectors.get(key)
         if memory is None:
-            size = Device("cpu").conv.packed_size(x.shape, weight.like.shape, *options)
             memory = self.vectors[key] = Memory(aligned(size, weight.like.dtype), "constant")
         return Place(memory, 0, memory.array)
 
