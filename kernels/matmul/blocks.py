@@ -23,11 +23,10 @@ from minidl.engine.jit import L2, REGISTERS, VECTOR_BYTES, jit
 
 LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
 MR = 8 if REGISTERS == 32 else 6  # 2 * MR vectors of sums, 2 of b and 1 of a must fit into the registers
+PRODUCT_MR = 12 if REGISTERS == 32 else 6  # rows of the tile of a product, which needs fewer registers for addresses
+HEIGHTS = PRODUCT_MR, PRODUCT_MR // 3 * 2, PRODUCT_MR // 3  # the last rows of a product have a lower tile
 NR = 2 * LANES
-FEW_ROWS = 256  # up to this many rows, deeper blocks are faster: they read and write `out` less often (measured)
 KC = 256
-KC_FEW_ROWS = 512
-UNSPLIT_FEW_ROWS = 1024  # if there are few rows, sums of up to this many products are not split
 MC_KC = L2 // 2 // 4
 MOST_FEW = 4  # tiles of up to this many rows are in few.py
 
@@ -54,11 +53,10 @@ def few_panels(rows: int) -> int:
 
 
 @jit
-def block_depth(rows: int, depth: int) -> int:
-    """Return KC for an output of this many rows and sums of `depth` products."""
-    if rows <= FEW_ROWS:
-        return depth if depth <= UNSPLIT_FEW_ROWS else KC_FEW_ROWS
-    return min(depth, KC)
+def block_depth(depth: int) -> int:
+    """Return KC for sums of `depth` > 0 products: blocks of about equal depth, of at most KC products each."""
+    blocks = (depth + KC - 1) // KC
+    return (depth + blocks - 1) // blocks
 
 
 @jit

@@ -19,35 +19,65 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
 
-from .blocks import LANES, MC_KC, MOST_FEW, MR, NR, block_depth, block_rows, few_panels, few_rows
+from .blocks import LANES, MC_KC, MOST_FEW, NR, PRODUCT_MR, block_depth, block_rows, few_panels, few_rows
 from .few import few_tile
-from .pack import pack_columns, pack_rows
-from .product import product_tile
+from .pack import pack_columns, pack_rows, prefetch_rows
+from .product import product_tile, product_tile_side_by_side
 from .reference import __all__ as __all__
 from .tile import panel_width
 
-B_IN_PLACE_STRIPS = 1  # for up to this many strips a panel of b is not copied, unless b is transposed
-PACK_A_PANELS = 16  # a thread with at least this many panels copies a, too, if a's columns are contiguous (tn)
-PACKED_ROWS = NR // MR * MR  # rows of a that are copied side by side: whole strips (float32)
+B_IN_PLACE_STRIPS = 6
+PACK_A_PANELS = 4  # a thread with at least this many panels copies a, too
+SHORT_DEPTH = 64  # up to this depth, tiles are computed from left to right, not down a panel ...
+SHORT_PANELS = 2**15  # ... unless b has more numbers
 SERIAL_BELOW = 2**17  # for fewer multiplications, one thread is faster than two
 # One core reads a b of 1 MB in 16 us (measured: Zen 4). For a smaller one, a second core saves no time.
 FEW_SERIAL_BELOW = 2**18  # one thread computes `nn` of few rows if b has fewer numbers
 
 
 @jit
-def _packed_size(rows: int, depth: int) -> int:
+def _packed_size(depth: int) -> int:
     """Return the number of elements of a packed panel of b, whose depth is rounded up to whole vectors."""
-    return (block_depth(rows, depth) + LANES - 1) // LANES * LANES * NR
+    return (block_depth(max(1, depth)) + LANES - 1) // LANES * LANES * NR
+
+
+@jit
+def _panels_size(columns: int, depth: int) -> int:
+    """Return the number of elements of all panels of b."""
+    return (columns + NR - 1) // NR * NR * depth
+
+
+@jit
+def _has_short_sums(rows: int, columns: int, depth: int) -> bool:
+    return depth <= SHORT_DEPTH and rows > depth and _panels_size(columns, depth) <= SHORT_PANELS
 
 
 @jit
 def _scratch_size(rows: int, columns: int, depth: int) -> int:
     """Return the number of elements of a thread's scratch: a panel of b and, for many panels, a block of a."""
-    kc = block_depth(rows, depth)
-    mc = min(rows, MC_KC // max(1, kc) + NR)
+    kc = block_depth(max(1, depth))
+    mc = min(rows, MC_KC // kc + NR)
+    if _has_short_sums(rows, columns, depth):
+        return max(_packed_size(depth), _panels_size(columns, depth)) + (PRODUCT_MR + 1) * (depth + LANES)
     # LANES, not NR: a panel of float64 is half as wide, so PACK_A_PANELS panels have half as many columns.
-    packed_a = (mc + PACKED_ROWS - 1) // PACKED_ROWS * NR * kc if columns > (PACK_A_PANELS - 1) * LANES else 0
-    return _packed_size(rows, depth) + packed_a
+    if columns <= (PACK_A_PANELS - 1) * LANES:
+        return _packed_size(depth)
+    packed_a = (mc + PRODUCT_MR - 1) // PRODUCT_MR * PRODUCT_MR * kc + LANES * PRODUCT_MR + LANES
+    return _packed_size(depth) + (packed_a + LANES - 1) // LANES * LANES
+
+
+@apart_jit
+def _pack_strips(a: ndarray, at: int, row: int, step: int, depth: int, rows: int, packed: ndarray) -> None:
+    """Copy strips of PRODUCT_MR rows of a: packed[first * depth + k * PRODUCT_MR + i] = a[at + (first + i) * row
+    + k * step], for each strip, which begins with row `first`. The last row is repeated, up to a whole strip."""
+    for first in range(0, rows, PRODUCT_MR):
+        some, strip = min(PRODUCT_MR, rows - first), packed[first * depth :]
+        if row > 1:
+            pack_columns(a, at + first * row, row, depth, some, strip, PRODUCT_MR)
+            continue
+        pack_rows(a, at + first, step, depth, some, strip, PRODUCT_MR)
+        for k in range(depth if some < PRODUCT_MR else 0):
+            strip[k * PRODUCT_MR + some : (k + 1) * PRODUCT_MR] = strip[k * PRODUCT_MR + some - 1]
 
 
 @apart_jit
@@ -68,24 +98,21 @@ def _share(
 ) -> None:  # fmt: skip
     """Compute the tiles of one thread."""
     rows, columns = out.shape
-    nr, kc = panel_width(a), block_depth(rows, depth)
-    strips = (rows + MR - 1) // MR
+    nr, kc = panel_width(a), block_depth(depth)
+    strips = (rows + PRODUCT_MR - 1) // PRODUCT_MR
     tiles = strips * ((columns + nr - 1) // nr)
     first, last = part * tiles // parts, (part + 1) * tiles // parts
-    block = min(strips, block_rows(kc, nr) // MR)  # strips in a block of a
-    group = nr // MR * MR
-    pack_a = a_row == 1 and group > 0 and last - first >= PACK_A_PANELS * strips
-    vector, packed_a, packed = out.reshape(out.size), scratch[_packed_size(rows, depth) :], scratch
+    block = min(strips, block_rows(kc, nr) // PRODUCT_MR)  # strips in a block of a
+    pack_a = last - first >= PACK_A_PANELS * strips and not _has_short_sums(rows, columns, depth)
+    vector, packed_a, packed = out.reshape(out.size), scratch[_packed_size(depth) :], scratch
     few_mr = few_rows(rows) if b_column == 1 else 0
     few = few_panels(few_mr)  # panels that few.py computes together
     for top in range(0, strips, block):  # blocks of MC rows ...
-        here = min(block * MR, rows - top * MR)
+        here = min(block * PRODUCT_MR, rows - top * PRODUCT_MR)
         for k in range(0, depth, kc):  # ... and KC products
             deep = min(kc, depth - k)
-            if pack_a:
-                for i in range(0, here, group):
-                    a_at, target = (top * MR + i) * a_row + k * a_step, packed_a[i // group * nr * deep :]
-                    pack_rows(a, a_at, a_step, deep, min(group, here - i), target)
+            if pack_a and not few:
+                _pack_strips(a, top * PRODUCT_MR * a_row + k * a_step, a_row, a_step, deep, here, packed_a)
             finish = k + deep == depth and (relu or bias.size > 0)
             done = 0
             for number in range(first // strips, (last + strips - 1) // strips):  # panels of NR columns
@@ -110,27 +137,57 @@ def _share(
                 if b_column == 1 and hi - lo <= B_IN_PLACE_STRIPS and b_at + (deep - 1) * b_step + nr <= b.size:
                     panel_of_b, panel_at, panel_step = b, b_at, b_step
                 elif b_column == 1:
-                    pack_rows(b, b_at, b_step, deep, wide, packed)
+                    pack_rows(b, b_at, b_step, deep, wide, packed, nr)
                 else:
-                    pack_columns(b, b_at, b_column, deep, wide, packed)
-                # The last tile of a panel prefetches the next panel, which would be evicted if it were loaded earlier.
-                soon_at, soon_step = b_at, 0
+                    pack_columns(b, b_at, b_column, deep, wide, packed, nr)
+                soon_at, soon_step = 0, 0  # the rows of the next panel
                 if column + nr < columns and b_column == 1:
                     soon_at, soon_step = b_at + nr, b_step
                 elif column + nr < columns and deep == depth:
                     soon_at, soon_step = b_at + nr * b_column, nr  # transposed: nr whole rows of b, contiguous
                 biased = wide if bias.size > 0 else 0
-                for strip in range(lo, hi):  # strips of MR rows
-                    row = strip * MR
-                    step = soon_step if strip == hi - 1 else 0
-                    panel_of_a, a_at, a_to_row, a_to_k = a, row * a_row + k * a_step, a_row, a_step
-                    if pack_a:
-                        i = row - top * MR
-                        panel_of_a, a_at = packed_a, i // group * nr * deep + i % group
-                        a_to_row, a_to_k = 1, nr
-                    product_tile(min(MR, rows - row), wide, deep, k > 0, panel_of_a, a_at, a_to_row, a_to_k,
-                                 panel_of_b, panel_at, panel_step, vector, row * columns + column, columns,
-                                 finish, bias, column, biased, relu, b, soon_at, step)  # fmt: skip
+                for strip in range(lo, hi):  # strips of PRODUCT_MR rows
+                    row = strip * PRODUCT_MR
+                    height, c_at = min(PRODUCT_MR, rows - row), row * columns + column
+                    if soon_step > 0:  # each tile prefetches its share of the next panel
+                        begin, end = (strip - lo) * deep // (hi - lo), (strip - lo + 1) * deep // (hi - lo)
+                        prefetch_rows(b, soon_at + begin * soon_step, soon_step, end - begin)
+                    if pack_a and not few:
+                        a_at = (row - top * PRODUCT_MR) * deep
+                        product_tile_side_by_side(height, wide, deep, k > 0, packed_a, a_at, 1, PRODUCT_MR,
+                                                  panel_of_b, panel_at, panel_step, vector, c_at, columns,
+                                                  finish, bias, column, biased, relu)  # fmt: skip
+                    else:
+                        product_tile(height, wide, deep, k > 0, a, row * a_row + k * a_step, a_row, a_step,
+                                     panel_of_b, panel_at, panel_step, vector, c_at, columns,
+                                     finish, bias, column, biased, relu)  # fmt: skip
+
+
+@apart_jit
+def _share_of_short_sums(
+    part: int, parts: int, a: ndarray, a_row: int, a_step: int, b: ndarray, b_step: int, depth: int,
+    bias: ndarray, relu: bool, scratch: ndarray, out: ndarray,
+) -> None:  # fmt: skip
+    """Compute a thread's tiles from left to right, one strip after the other, with the whole b in packed panels.
+
+    If sums are short, writing `out` takes as long as multiplying. Down a panel, each two rows of `out` are on another
+    page of memory. From left to right, a tile continues the rows of the previous one.
+    """
+    rows, columns = out.shape
+    nr, vector = panel_width(a), out.reshape(out.size)
+    strips, packed_a = (rows + PRODUCT_MR - 1) // PRODUCT_MR, scratch[_panels_size(columns, depth) :]
+    for column in range(0, columns, nr):
+        pack_rows(b, column, b_step, depth, min(nr, columns - column), scratch[column * depth :], nr)
+    for strip in range(part * strips // parts, (part + 1) * strips // parts):
+        row = strip * PRODUCT_MR
+        height = min(PRODUCT_MR, rows - row)
+        _pack_strips(a, row * a_row, a_row, a_step, depth, height, packed_a)
+        for column in range(0, columns, nr):
+            wide = min(nr, columns - column)
+            product_tile_side_by_side(height, wide, depth, False, packed_a, 0, 1, PRODUCT_MR,
+                                      scratch, column * depth, nr, vector, row * columns + column, columns,
+                                      relu or bias.size > 0, bias, column, wide if bias.size > 0 else 0,
+                                      relu)  # fmt: skip
 
 
 @parallel_jit
@@ -146,13 +203,20 @@ def _product(
         return
     each = _scratch_size(out.shape[0], out.shape[1], depth)
     parts = scratch.size // each
+    short = b_column == 1 and _has_short_sums(out.shape[0], out.shape[1], depth)
     if parts == 1:
-        _share(0, 1, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, scratch, out)
+        if short:
+            _share_of_short_sums(0, 1, a, a_row, a_step, b, b_step, depth, bias, relu, scratch, out)
+        else:
+            _share(0, 1, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, scratch, out)
         return
     for part in prange(parts):
-        own = scratch[part * each : (part + 1) * each]
+        own, number = scratch[part * each : (part + 1) * each], np.int64(part)
         # np.int64: the index of a prange loop is unsigned; with signed integers, Numba would compute in float64.
-        _share(np.int64(part), parts, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, own, out)
+        if short:
+            _share_of_short_sums(number, parts, a, a_row, a_step, b, b_step, depth, bias, relu, own, out)
+        else:
+            _share(number, parts, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, own, out)
 
 
 @jit

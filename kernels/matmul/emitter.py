@@ -20,7 +20,7 @@ vectors of a instead of single numbers. conv/tall.py has more rows and fewer col
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -33,6 +33,7 @@ from minidl.engine.jit import HAS_FMA, VECTOR_BYTES
 Value = Any  # a value in the generated code: a number, a vector or a pointer
 Offset = Any  # an int or a Value, which counts numbers, not bytes
 SMALLEST_VECTOR = 16  # bytes
+UNROLL = 4  # products between two branches of the loop over k
 Sums = dict[tuple[int, int], Value]  # (row, vector of columns) -> vector
 
 
@@ -97,9 +98,9 @@ class Emitter:
         """Return a constant vector with this number in each lane."""
         return ir.Constant(self.vector, [value] * self.lanes)
 
-    def times(self, x: Value, factor: Offset) -> Value:
+    def times(self, x: Offset, factor: Offset) -> Value:
         """Return the product of two integers."""
-        return self.builder.mul(x, self.integer(factor))
+        return self.builder.mul(self.integer(x), self.integer(factor))
 
     def smaller(self, x: Offset, y: Value) -> Value:
         """Return the smaller of two integers."""
@@ -202,6 +203,28 @@ class Emitter:
             phi.add_incoming(after, last)
         return result
 
+    def unrolled(
+        self, rounds: Value, counters: list[tuple[Offset, Value]], first: Sums, body: Callable[..., Sums]
+    ) -> Sums:
+        """Write a loop as in `loop`, with UNROLL rounds between two branches; body(sums, *counters).
+
+        The first 1 to UNROLL rounds have a loop of their own, so that the number of the others is a multiple of UNROLL.
+        """
+        b = self.builder
+        alone = b.add(b.srem(b.sub(rounds, self.integer(1)), self.integer(UNROLL)), self.integer(1))
+        sums = self.loop(alone, counters, first, lambda sums, _, *numbers: body(sums, *numbers))
+        later = [(b.add(self.integer(begin), self.times(step, alone)), step) for begin, step in counters]
+        groups = b.sdiv(b.sub(rounds, alone), self.integer(UNROLL))
+
+        def repeat(sums: Sums, _: Value, *numbers: Value) -> Sums:
+            for _ in range(UNROLL):
+                sums = body(sums, *numbers)
+                numbers = tuple(b.add(number, step) for number, (_, step) in zip(numbers, counters))
+            return sums
+
+        strides = [(begin, self.times(step, UNROLL)) for begin, step in later]
+        return self.when(b.icmp_signed(">", groups, self.integer(0)), lambda: self.loop(groups, strides, sums, repeat), sums)
+
     def _not_unrolled(self, counter: Value) -> Value:
         """Return the counter of a loop, so that LLVM does not unroll the loop.
 
@@ -232,6 +255,17 @@ class Emitter:
                 tile(2)
             with one:
                 tile(1)
+
+    def lowest(self, rows: Value, heights: Sequence[int], tile: Callable[[int], None]) -> None:
+        """Write tile(height) for each of the heights, which fall; the least height of at least `rows` rows runs."""
+        if len(heights) == 1:
+            tile(heights[0])
+            return
+        with self.builder.if_else(self.builder.icmp_signed(">", rows, self.integer(heights[1]))) as (high, low):
+            with high:
+                tile(heights[0])
+            with low:
+                self.lowest(rows, heights[1:], tile)
 
     def narrowest(self, width: Value, tile: Callable[[Emitter, int], None]) -> None:
         """Write tile(emitter, vectors) for half a vector, one vector and two; the least that `width` fits into runs.

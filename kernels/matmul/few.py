@@ -23,7 +23,7 @@ from .blocks import few_panels
 from .emitter import Emitter, Sums, Value, instructions
 from .product import with_bias_and_relu
 
-AHEAD = 32  # rows of b between the one that is used and the one that is prefetched
+AHEAD = 32
 
 
 def _make_few_tile(rows: int) -> Any:

@@ -62,7 +62,7 @@ def tiles(a: ndarray, b: ndarray, out: ndarray) -> None:
     start, a_rows, out_rows = np.zeros(1, np.int64), np.arange(rows) * depth, np.arange(rows) * columns
     for n in range(0, columns, width):
         wide = min(width, columns - n)
-        pack_rows(b.reshape(b.size), n, columns, depth, wide, packed)
+        pack_rows(b.reshape(b.size), n, columns, depth, wide, packed, width)
         panel(rows, 1, depth, False, a.reshape(a.size), start, a_rows, 0, 1,
               packed, start, 0, width, out.reshape(out.size), out_rows, n, wide)  # fmt: skip
 

@@ -51,38 +51,50 @@ def _copy(e: Emitter, source: Value, at: Value, target: Value, to: Value) -> Non
     e.store(e.load(source, at), target, to)
 
 
-@apart_jit
-def pack_rows(b: ndarray, at: int, step: int, depth: int, width: int, packed: ndarray) -> None:
-    """Pack a panel whose rows are contiguous: packed[k, j] = b[at + k * step + j] for j < width.
+@instructions
+def _prefetch(e: Emitter, source: Value, at: Value) -> None:
+    e.prefetch(source, at, write=False)
 
-    `packed` is a vector: it contains the rows of the panel one after the other.
+
+@apart_jit
+def pack_rows(b: ndarray, at: int, step: int, depth: int, width: int, packed: ndarray, pitch: int) -> None:
+    """Pack a panel whose rows are contiguous: packed[k * pitch + j] = b[at + k * step + j] for j < width <= pitch.
+
+    `packed` is a vector. Up to `lanes` numbers after the panel get any value.
     """
-    columns = panel_width(b)
-    inside = max(0, min(depth, (b.size - at - columns) // step + 1))  # rows k whose two vectors end within b
-    for k in range(inside):
-        _copy(b, at + k * step, packed, k * columns)
-        if width > lanes(b):
-            _copy(b, at + k * step + lanes(b), packed, k * columns + lanes(b))
+    side = lanes(b)
+    inside = max(0, min(depth, (b.size - at - (width + side - 1) // side * side) // step + 1))
+    for k in range(inside):  # rows whose vectors end within b
+        for j in range(0, width, side):  # a vector may reach into the next row, which is written later
+            _copy(b, at + k * step + j, packed, k * pitch + j)
     for k in range(inside, depth):
         for j in range(width):
-            packed[k * columns + j] = b[at + k * step + j]
+            packed[k * pitch + j] = b[at + k * step + j]
 
 
 @apart_jit
-def pack_columns(b: ndarray, at: int, column: int, depth: int, width: int, packed: ndarray) -> None:
-    """Pack a panel of a transposed b: packed[k, j] = b[at + k + j * column] for j < width.
+def pack_columns(b: ndarray, at: int, column: int, depth: int, width: int, packed: ndarray, pitch: int) -> None:
+    """Pack a panel of a transposed b: packed[k * pitch + j] = b[at + k + j * column] for j < width <= pitch.
 
-    `packed` is a vector: it contains the rows of the panel one after the other. It must have space for a depth that is
-    rounded up to a multiple of `lanes`, because whole squares are transposed.
+    `packed` is a vector. It must have space for a depth that is rounded up to a multiple of `lanes`, and for one vector
+    more, because whole squares are transposed. The last column is repeated up to a multiple of `lanes` columns.
     """
-    columns, side = panel_width(b), lanes(b)
-    for left in range(0, width, side):
+    side = lanes(b)
+    for left in range((width - 1) // side * side, -1, -side):  # a square may reach into rows that are written later
         count = min(side, width - left)
         for k in range(0, depth, side):
             corner = at + left * column + k
             if corner + (count - 1) * column + side <= b.size:
-                _transpose(b, corner, column, count, packed, k * columns + left, columns)
+                _transpose(b, corner, column, count, packed, k * pitch + left, pitch)
             else:  # the last row of the square ends beyond b
                 for i in range(k, min(k + side, depth)):
-                    for j in range(left, left + count):
-                        packed[i * columns + j] = b[at + i + j * column]
+                    for j in range(left, min(left + side, pitch)):
+                        packed[i * pitch + j] = b[at + i + min(j, width - 1) * column]
+
+
+@apart_jit
+def prefetch_rows(b: ndarray, at: int, step: int, rows: int) -> None:
+    """Begin to load rows of a panel into the second-level cache: b[at + i * step : ... + panel width] for i < rows."""
+    for i in range(rows):
+        for line in range(0, panel_width(b), 64 // b.itemsize):
+            _prefetch(b, at + i * step + line)

@@ -17,13 +17,14 @@ lines, and then need not wait for memory.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit
 
-from .blocks import MR
+from .blocks import HEIGHTS, PRODUCT_MR
 from .emitter import Emitter, Sums, Value, instructions
 
 
@@ -37,34 +38,43 @@ def with_bias_and_relu(e: Emitter, totals: Sums, bias: Value, biased: Value, rel
     return {(i, v): e.at_least(e.builder.fadd(total, biases[v]), least) for (i, v), total in totals.items()}
 
 
-@instructions
-def product_tile(
-    e: Emitter, rows: Value, width: Value, depth: Value, accumulate: Value,
-    a: Value, a_at: Value, a_row: Value, a_step: Value, b: Value, b_at: Value, b_step: Value,
-    c: Value, c_at: Value, c_row: Value, finish: Value, bias: Value, bias_at: Value, biased: Value, relu: Value,
-    soon: Value, soon_at: Value, soon_step: Value,
-) -> None:  # fmt: skip
-    """Compute the tile above. If `finish`, add bias to the first `biased` columns and, if `relu`, apply relu."""
-    a, b, c, bias, soon = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(bias, bias_at), e.at(soon, soon_at)
+def _make_product_tile(side_by_side: bool) -> Any:
+    """Return the tile for rows of `a` at a distance of a_row numbers or, if side_by_side, of one number."""
 
-    def tile(vectors: int) -> None:
-        numbers = e.row_numbers(rows, MR)
-        rows_of_a = [e.at(a, e.times(i, a_row)) for i in numbers]
+    @instructions
+    def product_tile(
+        e: Emitter, rows: Value, width: Value, depth: Value, accumulate: Value,
+        a: Value, a_at: Value, a_row: Value, a_step: Value, b: Value, b_at: Value, b_step: Value,
+        c: Value, c_at: Value, c_row: Value, finish: Value, bias: Value, bias_at: Value, biased: Value, relu: Value,
+    ) -> None:  # fmt: skip
+        """Compute the tile above. If `finish`, add bias to the first `biased` columns and, if `relu`, apply relu."""
+        a, b, c, bias = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(bias, bias_at)
 
-        def add_product(sums: Sums, _: Value, a_k: Value, b_k: Value, soon_k: Value) -> Sums:
-            columns = e.columns(e.at(b, b_k), vectors)
-            for line in range(2):
-                e.prefetch(e.at(soon, soon_k), line * 64 // e.bytes, write=False)
-            return e.rank_one(sums, (e.at(row, a_k) for row in rows_of_a), columns)
+        def tile(height: int, vectors: int) -> None:
+            numbers = e.row_numbers(rows, height)
+            rows_of_a, rows_of_c = ([e.at(x, e.times(i, row)) for i in numbers] for x, row in ((a, a_row), (c, c_row)))
+            with e.builder.if_then(accumulate):
+                for row in rows_of_c:
+                    for v in range(vectors):
+                        e.prefetch(row, v * e.lanes, write=False)
 
-        sums = e.loop(depth, [(0, a_step), (0, b_step), (0, soon_step)], e.zeros(MR, vectors), add_product)
-        rows_of_c = [e.at(c, e.times(i, c_row)) for i in numbers]
-        totals = e.plus(sums, accumulate, rows_of_c, width)
+            def add_product(sums: Sums, a_k: Value, b_k: Value) -> Sums:
+                start = e.at(a, a_k)
+                numbers = (e.at(start, i) if side_by_side else e.at(row, a_k) for i, row in enumerate(rows_of_a))
+                return e.rank_one(sums, numbers, e.columns(e.at(b, b_k), vectors))
 
-        finished = partial(with_bias_and_relu, e, totals, bias, biased, relu)
-        e.write(e.when(finish, finished, totals), rows_of_c, width)
+            sums = e.unrolled(depth, [(0, a_step), (0, b_step)], e.zeros(height, vectors), add_product)
+            totals = e.plus(sums, accumulate, rows_of_c, width)
 
-    e.one_or_two(width, tile)
+            finished = partial(with_bias_and_relu, e, totals, bias, biased, relu)
+            e.write(e.when(finish, finished, totals), rows_of_c, width)
+
+        e.lowest(rows, HEIGHTS, lambda height: e.one_or_two(width, partial(tile, height)))
+
+    return product_tile
+
+
+product_tile, product_tile_side_by_side = _make_product_tile(False), _make_product_tile(True)
 
 
 @instructions
@@ -76,23 +86,23 @@ def pieced_tile(
     builder, a, b, c = e.builder, e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
     pieces = builder.sdiv(builder.sub(builder.add(depth, kc), e.integer(1)), kc)
 
-    def tile(vectors: int) -> None:
-        numbers = e.row_numbers(rows, MR)
+    def tile(height: int, vectors: int) -> None:
+        numbers = e.row_numbers(rows, height)
         rows_of_a, rows_of_c = ([e.at(x, e.times(i, row)) for i in numbers] for x, row in ((a, a_row), (c, c_row)))
 
-        def add_product(sums: Sums, _: Value, a_k: Value, b_k: Value) -> Sums:
+        def add_product(sums: Sums, a_k: Value, b_k: Value) -> Sums:
             return e.rank_one(sums, (e.at(row, a_k) for row in rows_of_a), e.columns(e.at(b, b_k), vectors))
 
         def add_piece(_: Sums, piece: Value, k: Value, a_k: Value, b_k: Value) -> Sums:
             products = e.smaller(kc, builder.sub(depth, k))
-            sums = e.loop(products, [(a_k, a_step), (b_k, b_step)], e.zeros(MR, vectors), add_product)
+            sums = e.unrolled(products, [(a_k, a_step), (b_k, b_step)], e.zeros(height, vectors), add_product)
             adds = builder.or_(accumulate, builder.icmp_signed(">", piece, e.integer(0)))
             e.write(e.plus(sums, adds, rows_of_c, width), rows_of_c, width)
             return {}
 
         e.loop(pieces, [(0, kc), (0, e.times(a_step, kc)), (0, e.times(b_step, kc))], {}, add_piece)
 
-    e.one_or_two(width, tile)
+    e.lowest(rows, HEIGHTS, lambda height: e.one_or_two(width, partial(tile, height)))
 
 
 @apart_jit
@@ -104,10 +114,10 @@ def product_panel(
 
     kc: the number of products that are summed in one go
     """
-    for i in range(0, rows, MR):
+    for i in range(0, rows, PRODUCT_MR):
         if depth > kc:
-            pieced_tile(min(MR, rows - i), width, depth, kc, accumulate, a, a_at + i * a_row, a_row, a_step,
+            pieced_tile(min(PRODUCT_MR, rows - i), width, depth, kc, accumulate, a, a_at + i * a_row, a_row, a_step,
                         b, b_at, b_step, c, c_at + i * c_row, c_row)  # fmt: skip
         else:
-            product_tile(min(MR, rows - i), width, depth, accumulate, a, a_at + i * a_row, a_row, a_step,
-                         b, b_at, b_step, c, c_at + i * c_row, c_row, False, b, 0, 0, False, b, b_at, 0)  # fmt: skip
+            product_tile(min(PRODUCT_MR, rows - i), width, depth, accumulate, a, a_at + i * a_row, a_row, a_step,
+                         b, b_at, b_step, c, c_at + i * c_row, c_row, False, b, 0, 0, False)  # fmt: skip
