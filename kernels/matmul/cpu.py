@@ -60,24 +60,21 @@ def _scratch_size(rows: int, columns: int, depth: int) -> int:
     if _has_short_sums(rows, columns, depth):
         return max(_packed_size(depth), _panels_size(columns, depth)) + (PRODUCT_MR + 1) * (depth + LANES)
     # LANES, not NR: a panel of float64 is half as wide, so PACK_A_PANELS panels have half as many columns.
-    if columns <= (PACK_A_PANELS - 1) * LANES:
-        return _packed_size(depth)
-    packed_a = (mc + PRODUCT_MR - 1) // PRODUCT_MR * PRODUCT_MR * kc + LANES * PRODUCT_MR + LANES
+    strips = (mc + PRODUCT_MR - 1) // PRODUCT_MR if columns > (PACK_A_PANELS - 1) * LANES else 1
+    packed_a = strips * PRODUCT_MR * kc + LANES * (PRODUCT_MR + 1)
     return _packed_size(depth) + (packed_a + LANES - 1) // LANES * LANES
 
 
 @apart_jit
 def _pack_strips(a: ndarray, at: int, row: int, step: int, depth: int, rows: int, packed: ndarray) -> None:
     """Copy strips of PRODUCT_MR rows of a: packed[first * depth + k * PRODUCT_MR + i] = a[at + (first + i) * row
-    + k * step], for each strip, which begins with row `first`. The last row is repeated, up to a whole strip."""
+    + k * step], for each strip, which begins with row `first`. Missing rows of the last strip get any value."""
     for first in range(0, rows, PRODUCT_MR):
         some, strip = min(PRODUCT_MR, rows - first), packed[first * depth :]
         if row > 1:
             pack_columns(a, at + first * row, row, depth, some, strip, PRODUCT_MR)
-            continue
-        pack_rows(a, at + first, step, depth, some, strip, PRODUCT_MR)
-        for k in range(depth if some < PRODUCT_MR else 0):
-            strip[k * PRODUCT_MR + some : (k + 1) * PRODUCT_MR] = strip[k * PRODUCT_MR + some - 1]
+        else:
+            pack_rows(a, at + first, step, depth, some, strip, PRODUCT_MR)
 
 
 @apart_jit
@@ -154,11 +151,19 @@ def _share(
                         prefetch_rows(b, soon_at + begin * soon_step, soon_step, end - begin)
                     if pack_a and not few:
                         a_at = (row - top * PRODUCT_MR) * deep
-                        product_tile_side_by_side(height, wide, deep, k > 0, packed_a, a_at, 1, PRODUCT_MR,
+                        product_tile_side_by_side(height, wide, deep, k > 0, packed_a, a_at, PRODUCT_MR,
+                                                  panel_of_b, panel_at, panel_step, vector, c_at, columns,
+                                                  finish, bias, column, biased, relu)  # fmt: skip
+                    elif a_row == 1:
+                        strip_of_a, a_at, a_to_k = a, row + k * a_step, a_step
+                        if a_at + (deep - 1) * a_step + PRODUCT_MR > a.size:  # the tile would read beyond a
+                            _pack_strips(a, a_at, 1, a_step, deep, height, packed_a)
+                            strip_of_a, a_at, a_to_k = packed_a, 0, PRODUCT_MR
+                        product_tile_side_by_side(height, wide, deep, k > 0, strip_of_a, a_at, a_to_k,
                                                   panel_of_b, panel_at, panel_step, vector, c_at, columns,
                                                   finish, bias, column, biased, relu)  # fmt: skip
                     else:
-                        product_tile(height, wide, deep, k > 0, a, row * a_row + k * a_step, a_row, a_step,
+                        product_tile(height, wide, deep, k > 0, a, row * a_row + k, a_row,
                                      panel_of_b, panel_at, panel_step, vector, c_at, columns,
                                      finish, bias, column, biased, relu)  # fmt: skip
 
@@ -184,7 +189,7 @@ def _share_of_short_sums(
         _pack_strips(a, row * a_row, a_row, a_step, depth, height, packed_a)
         for column in range(0, columns, nr):
             wide = min(nr, columns - column)
-            product_tile_side_by_side(height, wide, depth, False, packed_a, 0, 1, PRODUCT_MR,
+            product_tile_side_by_side(height, wide, depth, False, packed_a, 0, PRODUCT_MR,
                                       scratch, column * depth, nr, vector, row * columns + column, columns,
                                       relu or bias.size > 0, bias, column, wide if bias.size > 0 else 0,
                                       relu)  # fmt: skip

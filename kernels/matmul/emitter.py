@@ -114,6 +114,11 @@ class Emitter:
         """Load the number start[offset], of any type."""
         return self.builder.load(self.at(start, offset))
 
+    def in_register(self, pointer: Value) -> Value:
+        """Return the pointer, which LLVM then keeps: it would derive it from other pointers in each round of a loop."""
+        kind = ir.FunctionType(pointer.type, [pointer.type])
+        return self.builder.call(ir.InlineAsm(kind, "", "=r,0"), [pointer])
+
     # -- vectors -----------------------------------------------------------------------------------------
 
     def pointer(self, start: Value, offset: Offset) -> Value:
@@ -317,17 +322,20 @@ class Emitter:
         return self.when(accumulate, totals, sums)
 
     def write(self, sums: Sums, rows: list[Value], width: Value) -> None:
-        """Store the sums in c: whole vectors if the tile is full, else the lanes within `width`."""
-        vectors = 1 + max(v for _, v in sums)
+        """Store the sums in c: whole vectors if the tile is full, else the lanes within `width`.
+
+        The first row is stored last. So missing rows, whose address is that of the last row, may have any sums.
+        """
+        vectors, backwards = 1 + max(v for _, v in sums), sorted(sums, reverse=True)
         full = self.builder.icmp_signed(">=", width, self.integer(vectors * self.lanes))
         with self.builder.if_else(full) as (whole, part):
             with whole:
-                for (i, v), value in sums.items():
-                    self.store(value, rows[i], v * self.lanes)
+                for i, v in backwards:
+                    self.store(sums[i, v], rows[i], v * self.lanes)
             with part:
                 masks = self._masks(sums, width)
-                for (i, v), value in sums.items():
-                    self.store_masked(value, rows[i], v * self.lanes, masks[v])
+                for i, v in backwards:
+                    self.store_masked(sums[i, v], rows[i], v * self.lanes, masks[v])
 
     def _masks(self, sums: Sums, width: Value) -> dict[int, Value]:
         """Return the mask for each vector of columns."""

@@ -77,7 +77,7 @@ def pack_columns(b: ndarray, at: int, column: int, depth: int, width: int, packe
     """Pack a panel of a transposed b: packed[k * pitch + j] = b[at + k + j * column] for j < width <= pitch.
 
     `packed` is a vector. It must have space for a depth that is rounded up to a multiple of `lanes`, and for one vector
-    more, because whole squares are transposed. The last column is repeated up to a multiple of `lanes` columns.
+    more, because whole squares are transposed. Columns from `width` to `pitch` get any value.
     """
     side = lanes(b)
     for left in range((width - 1) // side * side, -1, -side):  # a square may reach into rows that are written later
@@ -88,8 +88,8 @@ def pack_columns(b: ndarray, at: int, column: int, depth: int, width: int, packe
                 _transpose(b, corner, column, count, packed, k * pitch + left, pitch)
             else:  # the last row of the square ends beyond b
                 for i in range(k, min(k + side, depth)):
-                    for j in range(left, min(left + side, pitch)):
-                        packed[i * pitch + j] = b[at + i + min(j, width - 1) * column]
+                    for j in range(left, left + count):
+                        packed[i * pitch + j] = b[at + i + j * column]
 
 
 @apart_jit

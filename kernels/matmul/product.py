@@ -39,33 +39,41 @@ def with_bias_and_relu(e: Emitter, totals: Sums, bias: Value, biased: Value, rel
 
 
 def _make_product_tile(side_by_side: bool) -> Any:
-    """Return the tile for rows of `a` at a distance of a_row numbers or, if side_by_side, of one number."""
+    """Return the tile for one of the two layouts of a:
+
+    side_by_side    a[a_at + i + k * a_step]    packed strips, and transposed matrices
+    otherwise       a[a_at + i * a_step + k]    rows of a matrix
+    """
 
     @instructions
     def product_tile(
-        e: Emitter, rows: Value, width: Value, depth: Value, accumulate: Value,
-        a: Value, a_at: Value, a_row: Value, a_step: Value, b: Value, b_at: Value, b_step: Value,
-        c: Value, c_at: Value, c_row: Value, finish: Value, bias: Value, bias_at: Value, biased: Value, relu: Value,
+        e: Emitter, rows: Value, width: Value, depth: Value, accumulate: Value, a: Value, a_at: Value, a_step: Value,
+        b: Value, b_at: Value, b_step: Value, c: Value, c_at: Value, c_row: Value,
+        finish: Value, bias: Value, bias_at: Value, biased: Value, relu: Value,
     ) -> None:  # fmt: skip
         """Compute the tile above. If `finish`, add bias to the first `biased` columns and, if `relu`, apply relu."""
         a, b, c, bias = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(bias, bias_at)
+        step_of_k = a_step if side_by_side else e.integer(1)
 
         def tile(height: int, vectors: int) -> None:
             numbers = e.row_numbers(rows, height)
-            rows_of_a, rows_of_c = ([e.at(x, e.times(i, row)) for i in numbers] for x, row in ((a, a_row), (c, c_row)))
+            rows_of_c = [e.at(c, e.times(i, c_row)) for i in numbers]
+            rows_of_a = [] if side_by_side else [e.in_register(e.at(a, e.times(i, a_step))) for i in numbers]
             with e.builder.if_then(accumulate):
                 for row in rows_of_c:
                     for v in range(vectors):
                         e.prefetch(row, v * e.lanes, write=False)
 
             def add_product(sums: Sums, a_k: Value, b_k: Value) -> Sums:
-                start = e.at(a, a_k)
-                numbers = (e.at(start, i) if side_by_side else e.at(row, a_k) for i, row in enumerate(rows_of_a))
-                return e.rank_one(sums, numbers, e.columns(e.at(b, b_k), vectors))
+                if side_by_side:
+                    start = e.at(a, a_k)
+                    pointers = [e.at(start, i) for i in range(height)]
+                else:
+                    pointers = [e.at(row, a_k) for row in rows_of_a]
+                return e.rank_one(sums, pointers, e.columns(e.at(b, b_k), vectors))
 
-            sums = e.unrolled(depth, [(0, a_step), (0, b_step)], e.zeros(height, vectors), add_product)
+            sums = e.unrolled(depth, [(0, step_of_k), (0, b_step)], e.zeros(height, vectors), add_product)
             totals = e.plus(sums, accumulate, rows_of_c, width)
-
             finished = partial(with_bias_and_relu, e, totals, bias, biased, relu)
             e.write(e.when(finish, finished, totals), rows_of_c, width)
 
@@ -77,34 +85,6 @@ def _make_product_tile(side_by_side: bool) -> Any:
 product_tile, product_tile_side_by_side = _make_product_tile(False), _make_product_tile(True)
 
 
-@instructions
-def pieced_tile(
-    e: Emitter, rows: Value, width: Value, depth: Value, kc: Value, accumulate: Value, a: Value, a_at: Value,
-    a_row: Value, a_step: Value, b: Value, b_at: Value, b_step: Value, c: Value, c_at: Value, c_row: Value,
-) -> None:  # fmt: skip
-    """Compute the same tile without bias and relu, in pieces of kc products."""
-    builder, a, b, c = e.builder, e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
-    pieces = builder.sdiv(builder.sub(builder.add(depth, kc), e.integer(1)), kc)
-
-    def tile(height: int, vectors: int) -> None:
-        numbers = e.row_numbers(rows, height)
-        rows_of_a, rows_of_c = ([e.at(x, e.times(i, row)) for i in numbers] for x, row in ((a, a_row), (c, c_row)))
-
-        def add_product(sums: Sums, a_k: Value, b_k: Value) -> Sums:
-            return e.rank_one(sums, (e.at(row, a_k) for row in rows_of_a), e.columns(e.at(b, b_k), vectors))
-
-        def add_piece(_: Sums, piece: Value, k: Value, a_k: Value, b_k: Value) -> Sums:
-            products = e.smaller(kc, builder.sub(depth, k))
-            sums = e.unrolled(products, [(a_k, a_step), (b_k, b_step)], e.zeros(height, vectors), add_product)
-            adds = builder.or_(accumulate, builder.icmp_signed(">", piece, e.integer(0)))
-            e.write(e.plus(sums, adds, rows_of_c, width), rows_of_c, width)
-            return {}
-
-        e.loop(pieces, [(0, kc), (0, e.times(a_step, kc)), (0, e.times(b_step, kc))], {}, add_piece)
-
-    e.lowest(rows, HEIGHTS, lambda height: e.one_or_two(width, partial(tile, height)))
-
-
 @apart_jit
 def product_panel(
     rows: int, width: int, depth: int, kc: int, accumulate: bool, a: ndarray, a_at: int, a_row: int, a_step: int,
@@ -112,12 +92,17 @@ def product_panel(
 ) -> None:  # fmt: skip
     """Compute a column of tiles: any number of rows, up to panel_width(a) columns; a, b, c are vectors (one axis).
 
-    kc: the number of products that are summed in one go
+    a_row, a_step: the distances between rows and between successive k, one of which is 1
+    kc: the number of products that are summed in one go; adding such sums has a smaller error than one long sum
     """
     for i in range(0, rows, PRODUCT_MR):
-        if depth > kc:
-            pieced_tile(min(PRODUCT_MR, rows - i), width, depth, kc, accumulate, a, a_at + i * a_row, a_row, a_step,
-                        b, b_at, b_step, c, c_at + i * c_row, c_row)  # fmt: skip
-        else:
-            product_tile(min(PRODUCT_MR, rows - i), width, depth, accumulate, a, a_at + i * a_row, a_row, a_step,
-                         b, b_at, b_step, c, c_at + i * c_row, c_row, False, b, 0, 0, False)  # fmt: skip
+        height, to = min(PRODUCT_MR, rows - i), c_at + i * c_row
+        for k in range(0, depth, kc):
+            deep, adds = min(kc, depth - k), accumulate or k > 0
+            if a_step == 1:
+                product_tile(height, width, deep, adds, a, a_at + i * a_row + k, a_row, b, b_at + k * b_step, b_step,
+                             c, to, c_row, False, b, 0, 0, False)  # fmt: skip
+            else:
+                product_tile_side_by_side(height, width, deep, adds, a, a_at + i + k * a_step, a_step,
+                                          b, b_at + k * b_step, b_step, c, to, c_row, False, b, 0, 0,
+                                          False)  # fmt: skip
