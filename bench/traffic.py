@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from minidl.kernels.conv import choice, planes, sizes, winograd
 from minidl.kernels.conv.reference import output_size
-from minidl.kernels.matmul.blocks import MR, NR, block_depth, block_rows
+from minidl.kernels.matmul.blocks import MR, NR, PRODUCT_MR, block_depth, block_rows
 from minidl.kernels.matmul.cpu import B_IN_PLACE_STRIPS
 from minidl.program.dependence import FIRST_WRITTEN
 from minidl.program.table import Operand
@@ -139,10 +139,10 @@ def product(rows: int, columns: int, depth: int, threads: int, transposed: bool 
 
     transposed: whether the second matrix is, so that it is always packed.
     """
-    kc = block_depth.py_func(rows, depth)
+    kc = block_depth.py_func(depth)
     mc = min(rows, block_rows.py_func(kc, NR))
-    panels, strips, blocks = _up(columns, NR), _up(rows, MR), _up(rows, mc)
-    panel, strip, block = FLOAT * kc * NR, FLOAT * kc * MR, FLOAT * mc * kc
+    panels, strips, blocks = _up(columns, NR), _up(rows, PRODUCT_MR), _up(rows, mc)
+    panel, strip, block = FLOAT * kc * NR, FLOAT * kc * PRODUCT_MR, FLOAT * mc * kc
     b, out = FLOAT * columns * depth, FLOAT * rows * columns
     again = _up(depth, kc) - 1  # how often the sums are read and written again
     if strips <= B_IN_PLACE_STRIPS and not transposed:  # b is read once, where it is
@@ -185,7 +185,7 @@ def _convolution(
 def _direct(rows: int, depth: float, columns: int, groups: int, source: int, padded: bool) -> list[Stream]:
     """Return what kernels/conv/direct.py moves: rows are pixels, and sums of `depth` products are cut after KC."""
     kc, panels = min(depth, sizes.KC), groups * _up(columns, NR)
-    strips, chunks, blocks = _up(rows, MR), _up(rows, sizes.CHUNK), _up(rows, sizes.MC)
+    strips, chunks, blocks = _up(rows, PRODUCT_MR), _up(rows, sizes.CHUNK), _up(rows, sizes.MC)
     weights, block = FLOAT * depth * NR, FLOAT * source / blocks  # bytes of a panel of weights, of a block's pixels
     piece, windows = FLOAT * kc * NR, FLOAT * MR * kc
     return [
@@ -204,8 +204,8 @@ def _direct_weight(pixels: int, rows: int, outputs: int, groups: int, source: in
     blocks, gradient = _up(pixels, kc), FLOAT * rows * columns * groups
     block = FLOAT * source / blocks
     return [
-        Stream(FLOAT * panels * _up(rows, MR) * NR * pixels, 0, FLOAT * kc * (NR + MR)),
-        Stream(FLOAT * panels * rows * pixels, 0, FLOAT * kc * MR),
+        Stream(FLOAT * panels * _up(rows, PRODUCT_MR) * NR * pixels, 0, FLOAT * kc * (NR + MR)),
+        Stream(FLOAT * panels * rows * pixels, 0, FLOAT * kc * PRODUCT_MR),
         Stream(FLOAT * source * (panels - 1), FLOAT * source, block + FLOAT * kc * NR),
         Stream(gradient * (blocks - 1), gradient * (blocks - 1), min(gradient, FLOAT * sizes.MAX_PIECE)),
     ]
