@@ -22,7 +22,7 @@ MIN_TASKS = 16  # the weight gradient has about this many separate sums (pieces 
 SERIAL = 250_000  # with up to this many products, a second thread costs more than it saves
 
 # Winograd's form (winograd.py)
-GROUP_SIZE = L2 // 4 * 3 // 4  # V and M of a group have at most this many numbers, unless 16 tiles have more
+GROUP_SIZE = L2 // 4 * 3 // 2
 WINOGRAD_SERIAL = 2**19  # one thread computes y or dx if the products have fewer multiplications
 LARGE_U = 2**16  # if U has at least this many numbers, and there are at most
 FEW_TILES = 32  # this many tiles, the threads divide the outputs among themselves, not the tiles
