@@ -49,7 +49,7 @@ def calls(kind: str, rows: int, depth: int, columns: int) -> dict[str, Call]:
     kernel = getattr(cpu, kind)
     found: dict[str, Call] = {"minidl": lambda: kernel(left, right, scratch, out)}
     if kind == "nn":
-        found["minidl"] = lambda: cpu.nn(left, right, bias, False, scratch, out)
+        found["minidl"] = lambda: cpu.nn(left, right, bias, False, bias, scratch, out)
     x, w, y = left.T if kind[0] == "t" else left, right.T if kind[1] == "t" else right, np.empty_like(out)
     found["NumPy"] = lambda: np.matmul(x, w, out=y)
     if torch is not None:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from minidl.kernels.conv import choice, planes, sizes, winograd
 from minidl.kernels.conv.reference import output_size
 from minidl.kernels.matmul.blocks import MR, NR, PRODUCT_MR, block_depth, block_rows
-from minidl.kernels.matmul.cpu import B_IN_PLACE_STRIPS
+from minidl.kernels.matmul.cpu import B_IN_PLACE_STRIPS, PACK_A_PANELS
 from minidl.program.dependence import FIRST_WRITTEN
 from minidl.program.table import Operand
 
@@ -122,7 +122,7 @@ def work(name: str, arguments: Mapping[str, Any], distances: Mapping[str, float]
     if op == "matmul":
         rows, columns = shapes["out"]
         depth = shapes["a"][0 if name == "matmul.tn" else 1]
-        more = product(rows, columns, depth, threads, transposed=name == "matmul.nt")
+        more = product(rows, columns, depth, threads, name == "matmul.nt", "packed" in arrays)
         return Work(float(rows * columns * depth), streams + more)
     if op == "conv":
         multiply_adds, more = _convolution(name, shapes, arguments, threads)
@@ -134,10 +134,12 @@ def _up(x: float, step: int) -> int:
     return math.ceil(x / step)
 
 
-def product(rows: int, columns: int, depth: int, threads: int, transposed: bool = False) -> list[Stream]:
+def product(
+    rows: int, columns: int, depth: int, threads: int, transposed: bool = False, packed: bool = False
+) -> list[Stream]:
     """Return what kernels/matmul/cpu.py moves between caches for out (rows, columns), sums of `depth` products.
 
-    transposed: whether the second matrix is, so that it is always packed.
+    transposed: whether the second matrix is; packed: whether an earlier call has packed it.
     """
     kc = block_depth.py_func(depth)
     mc = min(rows, block_rows.py_func(kc, NR))
@@ -145,12 +147,17 @@ def product(rows: int, columns: int, depth: int, threads: int, transposed: bool 
     panel, strip, block = FLOAT * kc * NR, FLOAT * kc * PRODUCT_MR, FLOAT * mc * kc
     b, out = FLOAT * columns * depth, FLOAT * rows * columns
     again = _up(depth, kc) - 1  # how often the sums are read and written again
-    if strips <= B_IN_PLACE_STRIPS and not transposed:  # b is read once, where it is
-        return [Stream(FLOAT * panels * rows * depth, 0, block + panel), Stream(out * again, out * again, block)]
+    if packed or (strips <= B_IN_PLACE_STRIPS and not transposed):  # each strip reads b where it is
+        return [
+            Stream(FLOAT * (strips - 1) * panels * NR * depth, 0, panel + strip),
+            Stream(FLOAT * panels * rows * depth, 0, block + panel),
+            Stream(out * again, out * again, block),
+        ]
     return [
         Stream(FLOAT * strips * panels * NR * depth, 0, panel + strip),  # each strip of a reads the panel of b
         Stream(FLOAT * panels * rows * depth, 0, block + panel),  # each panel of b reads the block of a
         Stream(b * (blocks - 1), b * blocks, block + FLOAT * kc * columns / threads),  # b is packed for each block
+        Stream(0, FLOAT * rows * depth * threads * (panels >= PACK_A_PANELS * threads), block),  # each thread packs a
         Stream(out * again, out * again, block + FLOAT * (kc + mc) * columns / threads),
     ]
 
@@ -165,7 +172,7 @@ def _convolution(
     source = shapes["dy"] if backward else shapes["x"]
     target = shapes["dx"] if backward else shapes.get("y") or shapes["dy"]
     channels, outputs = source[3], target[3]
-    form = choice.winograd_form.py_func(target[0], target[1:3], weight[:2], channels, outputs, stride, dilation, groups)
+    form = choice.winograd_form.py_func(target[1:3], weight[:2], channels, outputs, stride, dilation, groups)
     if arguments["winograd"] and form != choice.DIRECT:
         make = _winograd_weight if name == "conv.backward_weight" else _winograd
         return make(form, source, target, dilation)

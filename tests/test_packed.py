@@ -1,4 +1,4 @@
-"""A Prediction keeps the packed weights of convolutions, and never uses them after the weights have changed."""
+"""A Prediction keeps the packed weights of convolutions and products, and never uses them after the weights have changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minidl.engine.device import Device
 from minidl.engine.tensor import Tensor
 from minidl.program.replay import Gradient, Prediction
 
-CONV = Device("cpu").conv
+CONV, MATMUL = Device("cpu").conv, Device("cpu").matmul
 LAYERS = {  # image, kernel, outputs, groups, stride, padding, winograd
     "F(4x4,3x3)": ((2, 9, 7, 16), (3, 3), 33, 1, (1, 1), (1, 1), True),
     "F(2x2,3x3)": ((3, 4, 4, 20), (3, 3), 16, 1, (1, 1), (0, 0), True),
@@ -56,6 +56,32 @@ def test_the_kernel_reads_packed_weights_and_gives_the_same_bits(name: str, dtyp
     packed[-1] = 0
     forward(x, 2 * weight, packed, none)
     assert forward(x, nothing, packed, none).tobytes() == forward(x, 2 * weight, none, none).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 13, 40])
+def test_a_product_reads_packed_weights_and_gives_the_same_bits(rows: int, dtype: str) -> None:
+    """The sums have several pieces, and the last panel is not full. The second call ignores b."""
+    random = np.random.default_rng(0)
+    depth, columns = 300, 150
+    a, b = (random.standard_normal(shape).astype(dtype) for shape in ((rows, depth), (depth, columns)))
+    bias, none = random.standard_normal(columns).astype(dtype), np.empty(0, dtype)
+    scratch = np.empty(MATMUL.nn_scratch(rows, columns, depth), dtype)
+    packed = np.zeros(MATMUL.packed_size(columns, depth), dtype)
+
+    def product(a: np.ndarray, b: np.ndarray, packed: np.ndarray) -> bytes:
+        out = np.full((rows, columns), np.nan, dtype)
+        scratch[:] = np.nan
+        MATMUL.nn(a, b, bias, True, packed, scratch, out)
+        return out.tobytes()
+
+    expected = product(a, b, none)
+    assert product(a, b, packed) == expected and packed[-1] == 1
+    nothing = np.full_like(b, np.nan)
+    assert product(a, nothing, packed) == expected
+    assert product(-a, nothing, packed) == product(-a, b, none) != expected
+    packed[-1] = 0
+    assert product(a, 2 * b, packed) == product(a, 2 * b, none) != expected
 
 
 def network() -> nn.Sequential:
@@ -129,7 +155,7 @@ def test_weights_that_do_not_change_are_packed_once() -> None:
     arena, prediction = net.flatten(), Prediction(net.eval())
     before = prediction(images())
     prediction(images(1))
-    assert prediction.packed is not None and len(prediction.packed.vectors) == 6
+    assert prediction.packed is not None and len(prediction.packed.vectors) == 7
     kernel = net[0].weight.numpy()
     kernel[:] *= 2
     assert prediction(images()).tobytes() == before.tobytes()

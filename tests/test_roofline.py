@@ -15,6 +15,7 @@ from bench import roofline, traffic
 from bench.rates import Rates
 from bench.traffic import Reuse, Stream, Work
 from bench.worker import count_flops
+from minidl.kernels.matmul import blocks
 from minidl.ops.conv import with_winograd
 from minidl.program.table import Operand
 
@@ -23,9 +24,11 @@ KIB = 1024
 
 @pytest.fixture(autouse=True)
 def avx512(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 8 x 32 numbers, as with AVX-512: the figures below do not depend on the machine."""
+    """Tiles of 8 or 12 x 32 numbers, as with AVX-512: the figures below do not depend on the machine."""
     monkeypatch.setattr(traffic, "MR", 8)
+    monkeypatch.setattr(traffic, "PRODUCT_MR", 12)
     monkeypatch.setattr(traffic, "NR", 32)
+    monkeypatch.setattr(blocks, "MC_KC", 2**17)
 
 
 def operand(*shape: int, region: str = "workspace", offset: int = 0) -> Operand:
@@ -42,26 +45,28 @@ def far(arguments: dict[str, object]) -> dict[str, float]:
 
 def test_a_product() -> None:
     """The example of bench/roofline.py: out (128, 512) = a (128, 512) @ b (512, 512)."""
-    given = arrays(a=(128, 512), b=(512, 512), bias=(512,), scratch=(99,), out=(128, 512))
+    given = arrays(a=(128, 512), b=(512, 512), bias=(512,), packed=(0,), scratch=(99,), out=(128, 512))
     work = traffic.work("matmul.nn", given, far(given), 1)
     assert work.multiply_adds == 128 * 512 * 512
-    tiles, packed = 16 * 16, 512 * 512 * 4
-    assert work.beyond(32 * KIB)[0] - work.beyond(1 << 30)[0] == tiles * 512 * (32 + 8) * 4
-    assert work.beyond(32 * KIB)[1] - work.beyond(1 << 30)[1] == packed
-    assert work.beyond(80 * KIB)[0] - work.beyond(1 << 30)[0] == tiles * 512 * 8 * 4  # 64 KiB of b and 16 KiB of a fit
+    # 11 strips x 16 panels; two blocks of 256 products, so the output is read and written twice
+    panels, strips, out = 11 * 16 * 512 * 32 * 4, 16 * 128 * 512 * 4, 128 * 512 * 4
+    assert work.beyond(32 * KIB)[0] - work.beyond(1 << 30)[0] == panels + strips + out
+    assert work.beyond(32 * KIB)[1] - work.beyond(1 << 30)[1] == (512 * 512 + 128 * 512) * 4 + out  # b and a are packed
+    assert work.beyond(80 * KIB)[0] - work.beyond(1 << 30)[0] == strips + out  # 32 KiB of b and 12 KiB of a fit
     assert work.beyond(1 << 30) == ((128 * 512 + 512 * 512 + 512) * 4, 128 * 512 * 4)
 
 
 def test_a_product_of_one_row_reads_the_weights_once() -> None:
-    given = arrays(a=(1, 784), b=(784, 512), bias=(512,), scratch=(9,), out=(1, 512))
+    given = arrays(a=(1, 784), b=(784, 512), bias=(512,), packed=(0,), scratch=(9,), out=(1, 512))
     work = traffic.work("matmul.nn", given, {**far(given), "b": 3e6}, 1)
     assert work.beyond(1 << 20) == ((784 + 784 * 512 + 512) * 4, 512 * 4)
     assert work.beyond(4 << 20)[0] == (784 + 512) * 4
-    assert work.beyond(-1)[0] == work.beyond(1 << 20)[0] + 16 * 784 * 4  # 16 panels of b read a
+    # 16 panels of b read a; four blocks of 196 products, so the output is read again three times
+    assert work.beyond(-1)[0] == work.beyond(1 << 20)[0] + 16 * 784 * 4 + 3 * 512 * 4
 
 
 def test_threads_read_a_each_and_share_b() -> None:
-    given = arrays(a=(128, 784), b=(784, 512), bias=(), scratch=(9,), out=(128, 512))
+    given = arrays(a=(128, 784), b=(784, 512), bias=(), packed=(0,), scratch=(9,), out=(128, 512))
     given["bias"] = Operand("constant", 0, (0,), 0)
     read, written = traffic.work("matmul.nn", given, far(given), 2).beyond(1 << 30)
     assert read == (2 * 128 * 784 + 784 * 512) * 4 and written == 128 * 512 * 4
@@ -70,7 +75,7 @@ def test_threads_read_a_each_and_share_b() -> None:
 def test_long_sums_are_cut_and_the_output_is_read_again() -> None:
     """1024 rows: KC = 256, so 2048 products are eight pieces, and blocks have 2**17 / 256 = 512 rows."""
     streams = traffic.product(1024, 512, 2048, 1)
-    packed, again = streams[2], streams[3]
+    packed, again = streams[2], streams[4]
     assert (packed.read, packed.written) == (2048 * 512 * 4, 2 * 2048 * 512 * 4)
     assert (again.read, again.written) == (7 * 1024 * 512 * 4,) * 2
 

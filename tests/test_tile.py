@@ -88,7 +88,7 @@ def test_products_of_any_shape(dtype: str, m: int, n: int, k: int, relu: bool, b
         assert np.isnan(raw[size:]).all()
 
     out = np.full((m, n), np.nan, dtype)
-    cpu.nn(a, b, bias, relu, scratch, out)
+    cpu.nn(a, b, bias, relu, scratch[:0], scratch, out)
     expected = exact + bias if biased else exact
     check(out, np.maximum(expected, 0) if relu else expected)
     cpu.nt(a, np.ascontiguousarray(b.T), scratch, out)

@@ -139,13 +139,11 @@ def test_nan_passes_through() -> None:
 
 def test_the_rule_that_selects_a_form() -> None:
     one, three, five = (1, 1), (3, 3), (5, 5)
-    assert winograd_form(64, (32, 32), three, 16, 16, one, one, 1) == F4X4_3X3
-    assert winograd_form(64, (2, 2), three, 64, 64, one, one, 1) == F2X2_3X3
-    assert winograd_form(64, (14, 14), five, 32, 64, one, one, 1) == F4X4_5X5
-    assert winograd_form(64, (32, 32), three, 16, 16, one, (2, 2), 1) == F4X4_3X3
-    assert winograd_form(64, (32, 32), three, 16, 16, one, (1, 16), 1) == F2X2_3X3
-    assert winograd_form(2, (8, 8), three, 16, 16, one, one, 1) == F4X4_3X3
-    assert winograd_form(1, (8, 8), three, 16, 16, one, one, 1) == F2X2_3X3  # 4 tiles do not fill the micro-kernel
+    assert winograd_form((32, 32), three, 16, 16, one, one, 1) == F4X4_3X3
+    assert winograd_form((2, 2), three, 64, 64, one, one, 1) == F2X2_3X3
+    assert winograd_form((14, 14), five, 32, 64, one, one, 1) == F4X4_5X5
+    assert winograd_form((32, 32), three, 16, 16, one, (2, 2), 1) == F4X4_3X3
+    assert winograd_form((32, 32), three, 16, 16, one, (1, 16), 1) == F2X2_3X3
     for out, kernel, channels, stride, dilation, groups in (
         ((32, 32), three, 3, one, one, 1),
         ((32, 32), three, 16, (2, 2), one, 1),
@@ -154,4 +152,4 @@ def test_the_rule_that_selects_a_form() -> None:
         ((32, 32), (3, 5), 16, one, one, 1),
         ((1, 1), three, 64, one, one, 1),
     ):
-        assert winograd_form(64, out, kernel, channels, 16, stride, dilation, groups) == DIRECT
+        assert winograd_form(out, kernel, channels, 16, stride, dilation, groups) == DIRECT

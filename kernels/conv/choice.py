@@ -15,14 +15,13 @@ It was measured with 64 images and stride 1 on 2 cores of a Zen 5 (AVX-512):
 
 With few channels, a vector is not full and the transforms cost more than they save. From 16 channels on, the form with
 the fewest multiplications is the fastest, or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two
-columns, or if there are so few tiles that those of F(4x4,3x3) do not fill the rows of a product. Otherwise it is
-F(4x4,3x3).
+columns, otherwise F(4x4,3x3). The form does not depend on the number of images. So the result for an image does not
+depend on the other images of its batch.
 """
 
 from __future__ import annotations
 
 from minidl.engine.jit import jit
-from minidl.kernels.matmul.blocks import MR
 
 from .reference import Pair
 
@@ -51,14 +50,8 @@ def count_of(images: int, tiles: Tiles) -> int:
 
 
 @jit
-def _rows(tiles: int) -> int:
-    """Return the number of tiles, rounded up to the rows of the micro-kernel."""
-    return (tiles + MR - 1) // MR * MR
-
-
-@jit
 def winograd_form(
-    images: int, out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
+    out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
     """Return the form that is used, or DIRECT.
 
@@ -69,12 +62,12 @@ def winograd_form(
     few = min(channels, outputs) < FEWEST_CHANNELS
     if few or kernel[1] != r or r not in (3, 5) or stride != (1, 1) or groups != 1:
         return DIRECT
-    four, two = count_of(1, tiles_of(4, out[0], out[1], dilation)), count_of(1, tiles_of(2, out[0], out[1], dilation))
-    four_n, two_n = (r + 3) ** 2, (r + 1) ** 2  # multiplications for each tile, input channel and output channel
-    least = four * four_n if r == 5 else min(four * four_n, two * two_n)
+    # Multiplications for each input channel and output channel: n^2 for each tile
+    four = count_of(1, tiles_of(4, out[0], out[1], dilation)) * (r + 3) ** 2
+    two = count_of(1, tiles_of(2, out[0], out[1], dilation)) * (r + 1) ** 2
+    least = four if r == 5 else min(four, two)
     if out[0] * out[1] * r * r < GAIN * least:
         return DIRECT
     if r == 5:
         return F4X4_5X5
-    # A product computes MR tiles at a time. One image of 8 x 8 outputs has 4 or 16 tiles: 8 * 36 > 16 * 16.
-    return F4X4_3X3 if _rows(images * four) * four_n <= _rows(images * two) * two_n else F2X2_3X3
+    return F4X4_3X3 if four <= two else F2X2_3X3

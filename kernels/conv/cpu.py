@@ -22,7 +22,7 @@ def _form(
 ) -> int:
     """Return the form that computes y and dweight."""
     out = output_size(x_shape, w_shape, stride, padding, dilation)
-    form = winograd_form(x_shape[0], out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
+    form = winograd_form(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
     return int(form) if winograd else DIRECT
 
 
@@ -50,7 +50,7 @@ def backward_input_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
     """Return the number of elements of backward_input's scratch."""
-    form = winograd_form(x_shape[0], x_shape[1:3], w_shape[:2], w_shape[3], x_shape[3], stride, dilation, groups)
+    form = winograd_form(x_shape[1:3], w_shape[:2], w_shape[3], x_shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
         return fast.backward_input_scratch(form, x_shape, w_shape, padding, dilation)
     return int(direct.scratch_size(threads(), x_shape, w_shape, True, groups, stride, padding, dilation))
@@ -73,7 +73,7 @@ def forward(
     groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray,
     y: ndarray,
 ) -> None:  # fmt: skip
-    form = winograd_form(y.shape[0], y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
+    form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
         fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y)
     else:
@@ -86,8 +86,7 @@ def backward_input(
     dy: ndarray, weight: ndarray, shortcut: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: ndarray, dx: ndarray,
 ) -> None:  # fmt: skip
-    kernel, images = weight.shape[:2], dx.shape[0]
-    form = winograd_form(images, dx.shape[1:3], kernel, dy.shape[3], dx.shape[3], stride, dilation, groups)
+    form = winograd_form(dx.shape[1:3], weight.shape[:2], dy.shape[3], dx.shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
         fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx)
     else:
@@ -101,8 +100,7 @@ def backward_weight(
     x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
-    kernel, images = dweight.shape[:2], dy.shape[0]
-    form = winograd_form(images, dy.shape[1:3], kernel, x.shape[3], dy.shape[3], stride, dilation, groups)
+    form = winograd_form(dy.shape[1:3], dweight.shape[:2], x.shape[3], dy.shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
         fast.backward_weight(form, x, dy, padding, dilation, scratch, dweight)
     else:

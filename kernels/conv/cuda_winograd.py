@@ -215,7 +215,7 @@ def _convolve(
     m = scratch[end : end + PLANES * total * outputs].reshape(PLANES, total, outputs)
     weight_to_planes(weight, backward, u)
     to_planes(source, tiles, padding, v)
-    products.nn(v, u, none, False, none, m)
+    products.nn(v, u, none, False, none, none, m)
     from_planes(m, bias, scale, shift, shortcut, relu, out)
 
 

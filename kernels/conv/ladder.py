@@ -64,7 +64,7 @@ def im2col(x: ndarray, weight: ndarray, y: ndarray) -> None:
     columns, none = np.empty((pixels, depth), x.dtype), np.empty(0, x.dtype)
     _unroll(x, columns)
     scratch = np.empty(matmul.nn_scratch(pixels, outputs, depth), x.dtype)
-    matmul.nn(columns, weight.reshape(depth, outputs), none, False, scratch, y.reshape(pixels, outputs))
+    matmul.nn(columns, weight.reshape(depth, outputs), none, False, none, scratch, y.reshape(pixels, outputs))
 
 
 def direct(x: ndarray, weight: ndarray, y: ndarray) -> None:

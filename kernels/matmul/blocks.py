@@ -32,15 +32,16 @@ MOST_FEW = 4  # tiles of up to this many rows are in few.py
 
 
 @jit
-def few_rows(rows: int) -> int:
+def few_rows(rows: int, in_place: bool) -> int:
     """Return the rows of each tile of few.py for a product of this many rows, 0 if it has other tiles.
 
-    A product of 6, 7 or 8 rows has two tiles, of 3 or 4 rows: reading b twice, the second time from L2, takes less time
-    than reading the narrow rows of a panel. (A product of 5 rows would have two tiles of different width.)
+    A product of 6, 7 or 8 rows with b in place has two tiles, of 3 or 4 rows: reading b twice, the second time from L2,
+    takes less time than reading the narrow rows of a panel, which are far apart. (A product of 5 rows would have two
+    tiles of different width.)
     """
     if rows <= MOST_FEW:
         return rows
-    return (rows + 1) // 2 if 6 <= rows <= min(MR, 2 * MOST_FEW) else 0
+    return (rows + 1) // 2 if in_place and 6 <= rows <= min(MR, 2 * MOST_FEW) else 0
 
 
 @jit

@@ -90,10 +90,10 @@ def _empty_sums(bias: ndarray, relu: bool, out: ndarray) -> None:
 
 @apart_jit
 def _share(
-    part: int, parts: int, a: ndarray, a_row: int, a_step: int, b: ndarray, b_step: int, b_column: int, depth: int,
-    bias: ndarray, relu: bool, scratch: ndarray, out: ndarray,
+    part: int, parts: int, a: ndarray, a_row: int, a_step: int, b: ndarray, b_panel: int, b_step: int, b_column: int,
+    depth: int, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """Compute the tiles of one thread."""
+    """Compute the tiles of one thread. b_panel: the distance between panels of b (see _product for the others)."""
     rows, columns = out.shape
     nr, kc = panel_width(a), block_depth(depth)
     strips = (rows + PRODUCT_MR - 1) // PRODUCT_MR
@@ -102,7 +102,8 @@ def _share(
     block = min(strips, block_rows(kc, nr) // PRODUCT_MR)  # strips in a block of a
     pack_a = last - first >= PACK_A_PANELS * strips and not _has_short_sums(rows, columns, depth)
     vector, packed_a, packed = out.reshape(out.size), scratch[_packed_size(depth) :], scratch
-    few_mr = few_rows(rows) if b_column == 1 else 0
+    is_packed = b_panel != nr * b_column  # b consists of packed panels
+    few_mr = few_rows(rows, not is_packed) if b_column == 1 else 0
     few = few_panels(few_mr)  # panels that few.py computes together
     for top in range(0, strips, block):  # blocks of MC rows ...
         here = min(block * PRODUCT_MR, rows - top * PRODUCT_MR)
@@ -119,8 +120,8 @@ def _share(
                     done, column = number + few, number * nr
                     for row in range(0, rows, few_mr):
                         few_tile(min(few_mr, rows - row), deep, k > 0, a, row * a_row + k * a_step, a_row, a_step,
-                                 b, k * b_step + column, b_step, vector, row * columns + column, columns,
-                                 finish, bias, column, few * nr if bias.size > 0 else 0, relu)  # fmt: skip
+                                 b, k * b_step + number * b_panel, b_step, b_panel,
+                                 vector, row * columns + column, columns, finish, bias, column, few * nr if bias.size > 0 else 0, relu)  # fmt: skip
                     continue
                 # The panel's strips lo, ..., hi - 1 are in the block, and this thread computes them.
                 lo = max(top, first - number * strips)
@@ -129,19 +130,20 @@ def _share(
                     continue
                 column = number * nr
                 wide = min(nr, columns - column)
-                b_at = k * b_step + column * b_column
+                b_at = k * b_step + number * b_panel
                 panel_of_b, panel_at, panel_step = packed, 0, nr
-                if b_column == 1 and hi - lo <= B_IN_PLACE_STRIPS and b_at + (deep - 1) * b_step + nr <= b.size:
+                in_place = is_packed or (b_column == 1 and hi - lo <= B_IN_PLACE_STRIPS)
+                if in_place and b_at + (deep - 1) * b_step + nr <= b.size:
                     panel_of_b, panel_at, panel_step = b, b_at, b_step
                 elif b_column == 1:
                     pack_rows(b, b_at, b_step, deep, wide, packed, nr)
                 else:
                     pack_columns(b, b_at, b_column, deep, wide, packed, nr)
                 soon_at, soon_step = 0, 0  # the rows of the next panel
-                if column + nr < columns and b_column == 1:
-                    soon_at, soon_step = b_at + nr, b_step
-                elif column + nr < columns and deep == depth:
-                    soon_at, soon_step = b_at + nr * b_column, nr  # transposed: nr whole rows of b, contiguous
+                if column + nr < columns and b_column == 1 and not is_packed:
+                    soon_at, soon_step = b_at + b_panel, b_step
+                elif column + nr < columns and deep == depth and not is_packed:
+                    soon_at, soon_step = b_at + b_panel, nr  # transposed: nr whole rows of b, contiguous
                 biased = wide if bias.size > 0 else 0
                 for strip in range(lo, hi):  # strips of PRODUCT_MR rows
                     row = strip * PRODUCT_MR
@@ -195,12 +197,27 @@ def _share_of_short_sums(
                                       relu)  # fmt: skip
 
 
+@apart_jit
+def _pack_all(b: ndarray, b_step: int, depth: int, columns: int, packed: ndarray) -> None:
+    """Pack all panels of b, unless `packed` contains them. It is 0 beyond the last column."""
+    nr = panel_width(b)
+    if packed[packed.size - 1] != 0:
+        return
+    packed[:] = 0
+    for column in range(0, columns, nr):
+        pack_rows(b, column, b_step, depth, min(nr, columns - column), packed[column * depth :], nr)
+    packed[packed.size - 1] = 1
+
+
 @parallel_jit
 def _product(
     a: ndarray, a_row: int, a_step: int, b: ndarray, b_step: int, b_column: int, depth: int,
-    bias: ndarray, relu: bool, scratch: ndarray, out: ndarray,
+    bias: ndarray, relu: bool, packed: ndarray, scratch: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """out[m, n] = sum over k < depth of a[m * a_row + k * a_step] * b[k * b_step + n * b_column]; a, b: vectors"""
+    """out[m, n] = sum over k < depth of a[m * a_row + k * a_step] * b[k * b_step + n * b_column]; a, b: vectors
+
+    packed: see reference.py. Its panels (depth, panel width) contain the whole b.
+    """
     if out.size == 0:
         return
     if depth == 0:
@@ -208,12 +225,16 @@ def _product(
         return
     each = _scratch_size(out.shape[0], out.shape[1], depth)
     parts = scratch.size // each
-    short = b_column == 1 and _has_short_sums(out.shape[0], out.shape[1], depth)
+    short = b_column == 1 and packed.size == 0 and _has_short_sums(out.shape[0], out.shape[1], depth)
+    b_panel = panel_width(a) * b_column
+    if packed.size > 0:
+        _pack_all(b, b_step, depth, out.shape[1], packed)
+        b, b_panel, b_step = packed, panel_width(a) * depth, panel_width(a)
     if parts == 1:
         if short:
             _share_of_short_sums(0, 1, a, a_row, a_step, b, b_step, depth, bias, relu, scratch, out)
         else:
-            _share(0, 1, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, scratch, out)
+            _share(0, 1, a, a_row, a_step, b, b_panel, b_step, b_column, depth, bias, relu, scratch, out)
         return
     for part in prange(parts):
         own, number = scratch[part * each : (part + 1) * each], np.int64(part)
@@ -221,31 +242,34 @@ def _product(
         if short:
             _share_of_short_sums(number, parts, a, a_row, a_step, b, b_step, depth, bias, relu, own, out)
         else:
-            _share(number, parts, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, own, out)
+            _share(number, parts, a, a_row, a_step, b, b_panel, b_step, b_column, depth, bias, relu, own,
+                   out)  # fmt: skip
 
 
 @jit
-def nn(a: ndarray, b: ndarray, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray) -> None:
+def nn(
+    a: ndarray, b: ndarray, bias: ndarray, relu: bool, packed: ndarray, scratch: ndarray, out: ndarray
+) -> None:
     """Compute out (M, N) = a (M, K) @ b (K, N), plus bias (N,) unless its size is 0; then apply relu if `relu`.
 
-    scratch: nn_scratch(M, N, K) numbers
+    packed: of size 0, or packed_size(N, K) numbers, see reference.py; scratch: nn_scratch(M, N, K) numbers
     """
     k, n = b.shape
-    _product(a.reshape(a.size), k, 1, b.reshape(b.size), n, 1, k, bias, relu, scratch, out)
+    _product(a.reshape(a.size), k, 1, b.reshape(b.size), n, 1, k, bias, relu, packed, scratch, out)
 
 
 @jit
 def nt(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
     """out (M, N) = a (M, K) @ b (N, K)^T"""
     k = b.shape[1]
-    _product(a.reshape(a.size), k, 1, b.reshape(b.size), 1, k, k, scratch[:0], False, scratch, out)
+    _product(a.reshape(a.size), k, 1, b.reshape(b.size), 1, k, k, scratch[:0], False, scratch[:0], scratch, out)
 
 
 @jit
 def tn(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
     """out (M, N) = a (K, M)^T @ b (K, N)"""
     (k, m), n = a.shape, b.shape[1]
-    _product(a.reshape(a.size), 1, m, b.reshape(b.size), n, 1, k, scratch[:0], False, scratch, out)
+    _product(a.reshape(a.size), 1, m, b.reshape(b.size), n, 1, k, scratch[:0], False, scratch[:0], scratch, out)
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
@@ -253,6 +277,11 @@ def nn_scratch(rows: int, columns: int, depth: int) -> int:
     if rows <= MOST_FEW and columns * depth < FEW_SERIAL_BELOW:
         return int(_scratch_size(rows, columns, depth))
     return nt_scratch(rows, columns, depth)
+
+
+def packed_size(columns: int, depth: int) -> int:
+    """Return the number of elements of nn's `packed`: all panels of b, and whether they are there."""
+    return int(_panels_size(columns, depth)) + 1
 
 
 def nt_scratch(rows: int, columns: int, depth: int) -> int:

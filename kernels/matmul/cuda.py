@@ -28,6 +28,11 @@ def nn_scratch(rows: int, columns: int, depth: int) -> int:
     return 0
 
 
+def packed_size(columns: int, depth: int) -> int:
+    """Return the number of elements of nn's `packed`: 0, since these kernels keep no weights."""
+    return 0
+
+
 nt_scratch = tn_scratch = nn_scratch
 
 
@@ -64,7 +69,9 @@ def _product(a: ndarray, b: ndarray, bias: ndarray, relu: bool, out: ndarray, a_
     launch(compute, blocks, a, b, bias, relu, out, rows, columns, depth, a.shape[-1], b.shape[-1])
 
 
-def nn(a: ndarray, b: ndarray, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray) -> None:
+def nn(
+    a: ndarray, b: ndarray, bias: ndarray, relu: bool, packed: ndarray, scratch: ndarray, out: ndarray
+) -> None:
     _product(a, b, bias, relu, out, a_along=True, b_along=False)
 
 

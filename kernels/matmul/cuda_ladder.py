@@ -200,7 +200,7 @@ def vector_loads(a: ndarray, b: ndarray, out: ndarray) -> None:
 def copies_ahead(a: ndarray, b: ndarray, out: ndarray) -> None:
     """Call cuda.py: the next tile is copied in the background; a warp's threads lie in a Z curve."""
     nothing = np.empty(0, np.float32)
-    fast.nn(a, b, nothing, False, nothing, out)
+    fast.nn(a, b, nothing, False, nothing, nothing, out)
 
 
 def _launch(compute: Any, tile_rows: int, tile_columns: int, a: ndarray, b: ndarray, out: ndarray) -> None:

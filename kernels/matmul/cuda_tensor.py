@@ -240,7 +240,9 @@ def forms(bf16: bool) -> tuple[Any, Any, Any]:
         blocks = -(-rows // SIDE), -(-columns // SIDE)
         launch(compute, blocks, a, b, bias, relu, out, rows, columns, depth, a.shape[1], b.shape[1])
 
-    def nn(a: ndarray, b: ndarray, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray) -> None:
+    def nn(
+        a: ndarray, b: ndarray, bias: ndarray, relu: bool, packed: ndarray, scratch: ndarray, out: ndarray
+    ) -> None:
         run(a, b, bias, relu, out, a_along=True, b_along=False)
 
     def nt(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:

@@ -32,7 +32,7 @@ def _make_few_tile(rows: int) -> Any:
     @instructions
     def few_tile(
         e: Emitter, depth: Value, accumulate: Value, a: Value, a_at: Value, a_row: Value, a_step: Value,
-        b: Value, b_at: Value, b_step: Value, c: Value, c_at: Value, c_row: Value,
+        b: Value, b_at: Value, b_step: Value, b_panel: Value, c: Value, c_at: Value, c_row: Value,
         finish: Value, bias: Value, bias_at: Value, biased: Value, relu: Value,
     ) -> None:  # fmt: skip
         """Compute a tile of this many rows. If `finish`, add bias to the first `biased` columns and, if `relu`, apply
@@ -41,11 +41,13 @@ def _make_few_tile(rows: int) -> Any:
         rows_of_a, rows_of_c = ([e.at(x, e.times(row, i)) for i in range(rows)] for x, row in ((a, a_row), (c, c_row)))
 
         def add_product(sums: Sums, _: Value, a_k: Value, b_k: Value) -> Sums:
-            row = e.at(b, b_k)
-            soon = e.at(row, e.times(b_step, AHEAD))
-            for v in range(vectors):
-                e.prefetch(soon, v * e.lanes, write=False)
-            return e.rank_one(sums, (e.at(start, a_k) for start in rows_of_a), e.columns(row, vectors))
+            panels = [e.at(e.at(b, b_k), e.times(b_panel, number)) for number in range(vectors // 2)]
+            for panel in panels:
+                soon = e.at(panel, e.times(b_step, AHEAD))
+                for v in range(2):
+                    e.prefetch(soon, v * e.lanes, write=False)
+            columns = [column for panel in panels for column in e.columns(panel, 2)]
+            return e.rank_one(sums, (e.at(start, a_k) for start in rows_of_a), columns)
 
         sums = e.loop(depth, [(0, a_step), (0, b_step)], e.zeros(rows, vectors), add_product)
         width = e.integer(vectors * e.lanes)
@@ -62,19 +64,19 @@ _one, _two, _three, _four = (_make_few_tile(rows) for rows in (1, 2, 3, 4))
 @apart_jit
 def few_tile(
     rows: int, depth: int, accumulate: bool, a: ndarray, a_at: int, a_row: int, a_step: int,
-    b: ndarray, b_at: int, b_step: int, c: ndarray, c_at: int, c_row: int,
+    b: ndarray, b_at: int, b_step: int, b_panel: int, c: ndarray, c_at: int, c_row: int,
     finish: bool, bias: ndarray, bias_at: int, biased: int, relu: bool,
 ) -> None:  # fmt: skip
     """Compute a tile of 1 to 4 rows and few_panels(rows) panels; a, b, c are vectors (one axis)."""
     if rows == 1:
-        _one(depth, accumulate, a, a_at, a_row, a_step, b, b_at, b_step, c, c_at, c_row, finish, bias, bias_at, biased,
-             relu)  # fmt: skip
+        _one(depth, accumulate, a, a_at, a_row, a_step, b, b_at, b_step, b_panel, c, c_at, c_row,
+             finish, bias, bias_at, biased, relu)  # fmt: skip
     elif rows == 2:
-        _two(depth, accumulate, a, a_at, a_row, a_step, b, b_at, b_step, c, c_at, c_row, finish, bias, bias_at, biased,
-             relu)  # fmt: skip
+        _two(depth, accumulate, a, a_at, a_row, a_step, b, b_at, b_step, b_panel, c, c_at, c_row,
+             finish, bias, bias_at, biased, relu)  # fmt: skip
     elif rows == 3:
-        _three(depth, accumulate, a, a_at, a_row, a_step, b, b_at, b_step, c, c_at, c_row, finish, bias, bias_at,
-               biased, relu)  # fmt: skip
+        _three(depth, accumulate, a, a_at, a_row, a_step, b, b_at, b_step, b_panel, c, c_at, c_row,
+               finish, bias, bias_at, biased, relu)  # fmt: skip
     else:
-        _four(depth, accumulate, a, a_at, a_row, a_step, b, b_at, b_step, c, c_at, c_row, finish, bias, bias_at, biased,
-              relu)  # fmt: skip
+        _four(depth, accumulate, a, a_at, a_row, a_step, b, b_at, b_step, b_panel, c, c_at, c_row,
+              finish, bias, bias_at, biased, relu)  # fmt: skip

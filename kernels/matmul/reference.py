@@ -10,10 +10,14 @@ import numpy as np
 __all__ = ["nn", "nt", "tn"]
 
 
-def nn(a: np.ndarray, b: np.ndarray, bias: np.ndarray, relu: bool, scratch: np.ndarray, out: np.ndarray) -> None:
+def nn(
+    a: np.ndarray, b: np.ndarray, bias: np.ndarray, relu: bool, packed: np.ndarray, scratch: np.ndarray, out: np.ndarray
+) -> None:
     """Compute out (M, N) = a (M, K) @ b (K, N), plus bias (N,) unless its size is 0; then apply relu if `relu`.
 
-    Only cpu.py uses `scratch`.
+    Only cpu.py uses `packed` and `scratch`. packed: of size 0, or packed_size(N, K) numbers that the caller keeps for
+    the next call, the last of which is 0 in the first call with these values of b: the call then packs b and sets the
+    number to 1. Otherwise it reads `packed`, and not b.
     """
     for m in range(out.shape[0]):
         for n in range(out.shape[1]):
@@ -27,16 +31,21 @@ def nn(a: np.ndarray, b: np.ndarray, bias: np.ndarray, relu: bool, scratch: np.n
 
 def nt(a: np.ndarray, b: np.ndarray, scratch: np.ndarray, out: np.ndarray) -> None:
     """out (M, N) = a (M, K) @ b (N, K)^T"""
-    nn(a, b.T, scratch[:0], False, scratch, out)
+    nn(a, b.T, scratch[:0], False, scratch[:0], scratch, out)
 
 
 def tn(a: np.ndarray, b: np.ndarray, scratch: np.ndarray, out: np.ndarray) -> None:
     """out (M, N) = a (K, M)^T @ b (K, N)"""
-    nn(a.T, b, scratch[:0], False, scratch, out)
+    nn(a.T, b, scratch[:0], False, scratch[:0], scratch, out)
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
     """Return the number of elements of scratch: here 0."""
+    return 0
+
+
+def packed_size(columns: int, depth: int) -> int:
+    """Return the number of elements of nn's `packed`: here 0."""
     return 0
 
 

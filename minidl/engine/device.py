@@ -2,7 +2,7 @@
 
 An op looks up a kernel by name on its device and passes it arrays:
 
-    device.matmul.nn(a, b, bias, relu, scratch, out)
+    device.matmul.nn(a, b, bias, relu, packed, scratch, out)
 
 The op is the same for every device. `Device("cpu")` finds `nn` in kernels/matmul/cpu.py, compiled by Numba.
 `Device("reference")` finds it in kernels/matmul/reference.py: plain loops, slow but easy to verify. A new kind of

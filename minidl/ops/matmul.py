@@ -60,7 +60,7 @@ class Linear(Function):
 def product(device: Device, a: np.ndarray, b: np.ndarray, bias: np.ndarray, out: np.ndarray) -> None:
     """Compute out = a @ b + bias: a (M, K), b (K, N), bias (N,), out (M, N). An empty bias (0,) is not added."""
     scratch = device.empty((device.matmul.nn_scratch(*out.shape, a.shape[1]),), a.dtype)
-    device.matmul.nn(a, b, bias, False, scratch, out)
+    device.matmul.nn(a, b, bias, False, device.empty((0,), a.dtype), scratch, out)
 
 
 def product_with_transposed(device: Device, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:

@@ -29,7 +29,7 @@ FIRST_WRITTEN = {
             "da": "maximum_backward",
         },
         "group_norm": {"mean": "group_norm", "partial": "group_norm_backward"},
-        "matmul": {"scratch": "nn nt tn"},
+        "matmul": {"packed": "nn", "scratch": "nt tn"},
         "movement": {"target": "copy", "out": "take", "dx": "take_backward"},
         "norm": {
             "y": "affine",

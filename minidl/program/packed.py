@@ -1,7 +1,7 @@
-"""Packed weights: the form in which convolutions read their weights, kept from one prediction to the next.
+"""Packed weights: the form in which kernels read their weights, kept from one prediction to the next.
 
-A convolution first brings its weights into the form that its loops read: panels, or the planes of Winograd's form. This
-form depends on nothing else, so a `Prediction` computes it once for each version of the arena. With one image, packing
+A convolution or a product first brings its weights into the form that its loops read: panels, or the planes of
+Winograd's form. This form depends on nothing else, so a `Prediction` computes it once for each version of the arena. With one image, packing
 may take as long as the rest of a layer. The results have the same bits.
 
 A weight whose memory may change without a new version is packed in each run: a parameter outside an arena, a vector
@@ -17,6 +17,7 @@ from minidl.engine.device import Device, aligned
 from minidl.program.dependence import Calls
 from minidl.program.record import Call, Memory, Place
 
+WEIGHTS = {"conv.forward": "weight", "matmul.nn": "b"}  # kernel -> its argument with the weights
 OPTIONS = ("groups", "stride", "padding", "dilation", "winograd")
 
 
@@ -31,17 +32,20 @@ class PackedWeights:
         self.version: object = None  # the version of the weights from which the vectors are computed
 
     def add_to(self, calls: Calls) -> None:
-        """Let the convolutions of a recorded step keep their weights."""
+        """Let the convolutions and products of a recorded step keep their weights."""
         for call in calls:
-            if call.name == "conv.forward" and call.arguments["weight"].memory.name == "theta":
-                calls.replace(call, call.replaced(packed=self._place(call)))
+            weight = call.arguments.get(WEIGHTS.get(call.name, ""))
+            if weight is not None and weight.memory.name == "theta":
+                calls.replace(call, call.replaced(packed=self._place(call, weight)))
 
-    def _place(self, call: Call) -> Place:
-        x, weight = call.arguments["x"].like, call.arguments["weight"]
-        options = [call.arguments[name] for name in OPTIONS]
-        size = Device("cpu").conv.packed_size(x.shape, weight.like.shape, *options)
-        # Not the number of images: Winograd's form may depend on it, and the size depends on the form.
-        key = weight.offset, weight.like.shape, weight.like.dtype, x.shape[1:3], size, *options
+    def _place(self, call: Call, weight: Place) -> Place:
+        cpu, key = Device("cpu"), (weight.offset, weight.like.shape, weight.like.dtype)
+        if call.name == "matmul.nn":
+            size = cpu.matmul.packed_size(*weight.like.shape[::-1])
+        else:
+            shape, options = call.arguments["x"].like.shape, [call.arguments[name] for name in OPTIONS]
+            size = cpu.conv.packed_size(shape, weight.like.shape, *options)
+            key += shape[1:3], *options  # not the number of images
         memory = self.vectors.get(key)
         if memory is None:
             memory = self.vectors[key] = Memory(aligned(size, weight.like.dtype), "constant")

@@ -37,7 +37,7 @@ def expected(form: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def call(kernels: Any, form: str, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     nothing = np.empty(0, a.dtype)
     if form == "nn":
-        kernels.nn(a, b, nothing, False, nothing, out)
+        kernels.nn(a, b, nothing, False, nothing, nothing, out)
     else:
         getattr(kernels, form)(a, b, nothing, out)
 
@@ -238,7 +238,7 @@ def test_a_broken_product_is_found(broken: str) -> None:
             multiply("nn", 517, 16, depth, kernels=changed)
         a, b, out = operands("nn", 20, 12, 5)
         with launch_with(Emulator()):
-            changed.nn(a, b, NOTHING, True, NOTHING, out)
+            changed.nn(a, b, NOTHING, True, NOTHING, NOTHING, out)
         np.testing.assert_allclose(out, np.maximum(expected("nn", a, b), 0), atol=1e-5)
 
 

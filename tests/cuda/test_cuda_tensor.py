@@ -69,7 +69,7 @@ def test_bias_relu_and_empty_sums(shape: tuple[int, int, int]) -> None:
     a, b, out = operands("nn", *shape)
     bias = np.linspace(-3, 3, shape[1]).astype(np.float32)
     with launch_with(Emulator()):
-        cuda_tf32.nn(a, b, bias, True, bias[:0], out)
+        cuda_tf32.nn(a, b, bias, True, bias[:0], bias[:0], out)
     np.testing.assert_allclose(out, np.maximum(expected("nn", a, b) + bias, 0), atol=0.02)
 
 
@@ -78,7 +78,7 @@ def test_bits_do_not_depend_on_the_order_of_blocks() -> None:
     for order in ("forward", "shuffled"):
         a, b, out = operands("nn", 140, 150, 20)
         with launch_with(Emulator(order=order)):
-            cuda_bf16.nn(a, b, out[0, :0], False, out[0, :0], out)
+            cuda_bf16.nn(a, b, out[0, :0], False, out[0, :0], out[0, :0], out)
         found.append(out.tobytes())
     assert found[0] == found[1]
 
@@ -154,7 +154,7 @@ def test_a_broken_product_is_found(broken: str) -> None:
         multiply("tf32", "nn", 130, 133, 45, kernels=changed)
         a, b, out = operands("nn", 9, 7, 5)
         with launch_with(Emulator()):
-            changed.nn(a, b, np.float32(np.arange(7)), False, a[0, :0], out)
+            changed.nn(a, b, np.float32(np.arange(7)), False, a[0, :0], a[0, :0], out)
         np.testing.assert_allclose(out, expected("nn", a, b) + np.arange(7), atol=0.02)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import numpy as np
+
 from kernel_cases import Arrays, Cases
 
 SHAPES = (1, 1, 1), (7, 33, 5), (67, 3, 129), (301, 5, 7), (65, 97, 41)
@@ -10,8 +12,9 @@ def cases(a: Arrays) -> Cases:
     deep = min(1100, a.many // 50)  # on the CPU, a sum of several pieces
     for m, n, k in (*SHAPES, (9, 70, deep), *EMPTY):
         scratch = a.empty(a.scratch_size("matmul", "nn_scratch", m, n, k))
-        for bias, relu in ((0, False), (n, False), (n, True)):
+        size = a.scratch_size("matmul", "packed_size", n, k)
+        for bias, relu, keeps in ((0, False, 0), (n, False, 1), (n, True, 0)):
             yield "nn", dict(a=a.normal(m, k), b=a.normal(k, n), bias=a.normal(bias), relu=relu,
-                             scratch=scratch, out=a.empty(m, n))  # fmt: skip
+                             packed=np.zeros(size * keeps, a.dtype), scratch=scratch, out=a.empty(m, n))  # fmt: skip
         yield "nt", dict(a=a.normal(m, k), b=a.normal(n, k), scratch=scratch, out=a.empty(m, n))
         yield "tn", dict(a=a.normal(k, m), b=a.normal(k, n), scratch=scratch, out=a.empty(m, n))
