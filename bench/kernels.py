@@ -72,7 +72,7 @@ def gemm(report: measure.Report) -> None:
         matmul = CPU.matmul
         calls = max(1, round((256 / n) ** 3 * 4))
         products = {}
-        for name, before in (("nn", (no_bias, False)), ("nt", ()), ("tn", ())):
+        for name, before in (("nn", (no_bias, False, no_bias)), ("nt", ()), ("tn", ())):
             scratch = empty(getattr(matmul, f"{name}_scratch")(n, n, n))
             kernel = getattr(matmul, name)
             products[name] = measure.replay(kernel, a, b, *before, scratch, out, calls=calls)
@@ -94,7 +94,7 @@ def convolution(layer: Layer, which: str, winograd: bool) -> tuple[Function, flo
     scratch = empty(needed)
     if which == "forward":
         nothing = empty(0)
-        arguments: tuple[Any, ...] = (x, weight, nothing, nothing, nothing, nothing, False, *where, scratch, y)
+        arguments: tuple[Any, ...] = (x, weight, nothing, nothing, nothing, nothing, False, *where, nothing, scratch, y)
     elif which == "backward_input":
         arguments = y, weight, empty(0), *where, scratch, x
     else:

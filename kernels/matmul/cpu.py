@@ -121,7 +121,8 @@ def _share(
                     for row in range(0, rows, few_mr):
                         few_tile(min(few_mr, rows - row), deep, k > 0, a, row * a_row + k * a_step, a_row, a_step,
                                  b, k * b_step + number * b_panel, b_step, b_panel,
-                                 vector, row * columns + column, columns, finish, bias, column, few * nr if bias.size > 0 else 0, relu)  # fmt: skip
+                                 vector, row * columns + column, columns,
+                                 finish, bias, column, few * nr if bias.size > 0 else 0, relu)  # fmt: skip
                     continue
                 # The panel's strips lo, ..., hi - 1 are in the block, and this thread computes them.
                 lo = max(top, first - number * strips)

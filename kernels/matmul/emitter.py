@@ -228,7 +228,8 @@ class Emitter:
             return sums
 
         strides = [(begin, self.times(step, UNROLL)) for begin, step in later]
-        return self.when(b.icmp_signed(">", groups, self.integer(0)), lambda: self.loop(groups, strides, sums, repeat), sums)
+        some = b.icmp_signed(">", groups, self.integer(0))
+        return self.when(some, lambda: self.loop(groups, strides, sums, repeat), sums)
 
     def _not_unrolled(self, counter: Value) -> Value:
         """Return the counter of a loop, so that LLVM does not unroll the loop.
