@@ -46,7 +46,20 @@ from numpy import ndarray as Part  # noqa: E402  # an array of which a function 
 
 from minidl.engine.kernel_cache import KernelCache, find_folder  # noqa: E402
 
-numba.config.reload_config()  # if Numba was imported before this module
+
+def _use_whole_vectors() -> None:
+    """Let LLVM use 512-bit vectors in plain loops, if the CPU has them.
+
+    For Intel's CPUs it prefers 256 bits, since early ones lowered their clock rate for wider vectors. Today, the wider
+    ones are faster (Intel Xeon, family 6 model 167, 256 MB: tanh 1.6 times, gelu 1.4 times, SGD the same).
+    """
+    features = binding.get_host_cpu_features()
+    if features.get("avx512f") and not isa():
+        os.environ.setdefault("NUMBA_CPU_FEATURES", f"{features.flatten()},-prefer-256-bit")
+
+
+_use_whole_vectors()
+numba.config.reload_config()  # with these features, and if Numba was imported before this module
 L2 = second_level_cache()  # bytes
 
 
