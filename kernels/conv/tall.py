@@ -1,9 +1,7 @@
 """A tile of 2 * MR rows (16 or 12) and one vector of columns, for Winograd's products with few outputs (one vector).
 
-With AVX-512, the tile of matmul/product.py has MR = 8 rows. With one vector of columns it has only eight accumulators,
-the fewest that keep the multiply-add units busy. So any delay costs time. The tile of matmul/product.py keeps the
-address of each row in a register, and there are too few registers for sixteen addresses. Here the distance between rows
-is known at compile time, so one address is enough.
+With one vector of columns, the tile of matmul/product.py has 12 accumulators, and keeps the address of each row in a
+register. Here the distance between rows is known at compile time, so one address is enough for 16 rows.
 """
 
 from __future__ import annotations

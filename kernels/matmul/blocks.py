@@ -1,13 +1,14 @@
 """The block sizes of a matrix product out (M, N) = a (M, K) @ b (K, N), under the names that BLIS gives them.
 
-| name | size                                   | what it is                   | stays in                    |
-|------|----------------------------------------|------------------------------|-----------------------------|
-| MR   | 8 (6 with 16 registers)                | rows of a tile of out        | registers, MR x NR sums     |
-| NR   | 2 vectors: 32 float32 with AVX-512     | columns of a tile            | registers                   |
-| KC   | 256; if `out` has few rows, sums of up | depth of a block: summands   | L1: a panel of b (KC, NR)   |
-|      | to 1024 are not split, longer ones 512 |                              |                             |
-| MC   | MC * KC numbers fill half of L2        | rows of a block of a         | L2: a block of a (MC, KC)   |
-| NC   | not used here                          | columns of a block of b      | L3, in BLIS                 |
+| name | size                                   | what it is                   | stays in                     |
+|------|----------------------------------------|------------------------------|------------------------------|
+| MR   | 12, 8 or 4 (6, 4 or 2 with 16          | rows of a tile of out        | registers, MR x NR sums      |
+|      | registers); convolutions: 8 (6)        |                              |                              |
+| NR   | 2 vectors: 32 float32 with AVX-512     | columns of a tile            | registers                    |
+| KC   | 256 at most; all blocks of a product   | depth of a block: summands   | L1: a panel of b (KC, NR)    |
+|      | have about equal depth                 |                              | and a strip of a (MR, KC)    |
+| MC   | MC * KC numbers fill half of L2        | rows of a block of a         | L2: a block of a (MC, KC)    |
+| NC   | not used here                          | columns of a block of b      | L3, in BLIS                  |
 
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015. NR is given
 for float32. In float64 NR is half as large, so a panel of `b` needs as much memory as in float32. A block of
@@ -22,8 +23,8 @@ from __future__ import annotations
 from minidl.engine.jit import L2, REGISTERS, VECTOR_BYTES, jit
 
 LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
-MR = 8 if REGISTERS == 32 else 6  # 2 * MR vectors of sums, 2 of b and 1 of a must fit into the registers
-PRODUCT_MR = 12 if REGISTERS == 32 else 6  # rows of the tile of a product, which needs fewer registers for addresses
+MR = 8 if REGISTERS == 32 else 6  # for convolutions: each row has an address of its own in a register
+PRODUCT_MR = 12 if REGISTERS == 32 else 6  # 2 * MR vectors of sums, 2 of b and 1 of a must fit into the registers
 HEIGHTS = PRODUCT_MR, PRODUCT_MR // 3 * 2, PRODUCT_MR // 3  # the last rows of a product have a lower tile
 NR = 2 * LANES
 KC = 256

@@ -1,18 +1,24 @@
 """Matrix products on the micro-kernel (product.py): packed panels of b, and tiles of the output divided among threads.
 
-The output is divided into panels of NR columns, and each panel into strips of MR rows. A strip of a panel is a tile
-(blocks.py contains the sizes). Each thread computes an equal number of successive tiles, down one panel, then down the
-next. It copies the part of b that a panel needs into its own small buffer (pack.py). The tiles read this buffer as
-contiguous memory from the nearest cache. A thread that computes only one strip of a panel reads b in place, unless b is
-transposed: a copy would cost more than it gains. Products of few rows use wider tiles (few.py). a is read in place,
-except in a^T @ b with many panels per thread: there, the numbers of a for successive k are often on different pages of
-memory.
+The output is divided into panels of NR columns, and each panel into strips of PRODUCT_MR rows. A strip of a panel is a
+tile (blocks.py contains the sizes). Each thread computes an equal number of successive tiles, down one panel, then down
+the next. It copies what its tiles need into its own small buffers (pack.py): a block of a, as strips, and a panel of b.
+The tiles read these buffers as contiguous memory from the nearest caches. Some copies would cost more than they gain:
+
+- a is read in place if a thread computes few panels: each number of a copy would be used only a few times;
+- b is read in place if a thread computes few strips of a panel, unless b is transposed;
+- b need not be copied if an earlier call has packed it: the weights of a prediction (reference.py, `packed`).
+
+Two kinds of products have tiles in another order or of another form: those of short sums (_share_of_short_sums), and
+those of few rows (few.py).
 
 Each sum is computed by a single thread: it sums pieces of KC products in the order of k, and adds the pieces up. KC
-depends only on the shape of the product, so bits do not depend on the number of threads.
+depends only on the depth. So bits depend neither on the number of threads nor on the number of rows and columns.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray
@@ -26,13 +32,42 @@ from .product import product_tile, product_tile_side_by_side
 from .reference import __all__ as __all__
 from .tile import panel_width
 
-B_IN_PLACE_STRIPS = 6
+B_IN_PLACE_STRIPS = 6  # for up to this many strips a panel of b is not copied, unless b is transposed
 PACK_A_PANELS = 4  # a thread with at least this many panels copies a, too
 SHORT_DEPTH = 64  # up to this depth, tiles are computed from left to right, not down a panel ...
-SHORT_PANELS = 2**15  # ... unless b has more numbers
+SHORT_PANELS = 2**15  # ... unless the panels of b have more numbers
 SERIAL_BELOW = 2**17  # for fewer multiplications, one thread is faster than two
 # One core reads a b of 1 MB in 16 us (measured: Zen 4). For a smaller one, a second core saves no time.
 FEW_SERIAL_BELOW = 2**18  # one thread computes `nn` of few rows if b has fewer numbers
+
+
+class Left(NamedTuple):
+    """The matrix a: a[m, k] is numbers[m * row + k * step]; row or step is 1."""
+
+    numbers: ndarray
+    row: int
+    step: int
+
+
+class Right(NamedTuple):
+    """The matrix b: b[k, n] is numbers[k * step + n * column], and panel number p begins at numbers[p * panel].
+
+    packed: whether all panels are packed (reference.py); then column is 1, within a panel.
+    """
+
+    numbers: ndarray
+    panel: int
+    step: int
+    column: int
+    packed: bool
+
+
+class End(NamedTuple):
+    """What follows the sums: if `finish`, the bias is added unless its size is 0, then relu is applied if `relu`."""
+
+    finish: bool
+    bias: ndarray
+    relu: bool
 
 
 @jit
@@ -66,15 +101,19 @@ def _scratch_size(rows: int, columns: int, depth: int) -> int:
 
 
 @apart_jit
-def _pack_strips(a: ndarray, at: int, row: int, step: int, depth: int, rows: int, packed: ndarray) -> None:
-    """Copy strips of PRODUCT_MR rows of a: packed[first * depth + k * PRODUCT_MR + i] = a[at + (first + i) * row
-    + k * step], for each strip, which begins with row `first`. Missing rows of the last strip get any value."""
+def _pack_strips(a: Left, at: int, depth: int, rows: int, packed: ndarray) -> None:
+    """Copy strips of PRODUCT_MR rows of a, beginning with the number `at`; the strips begin with the rows 0, 12, ... :
+
+    packed[first * depth + k * PRODUCT_MR + i] = a[at + (first + i) * row + k * step]
+
+    Missing rows of the last strip get any value.
+    """
     for first in range(0, rows, PRODUCT_MR):
         some, strip = min(PRODUCT_MR, rows - first), packed[first * depth :]
-        if row > 1:
-            pack_columns(a, at + first * row, row, depth, some, strip, PRODUCT_MR)
+        if a.row > 1:
+            pack_columns(a.numbers, at + first * a.row, a.row, depth, some, strip, PRODUCT_MR)
         else:
-            pack_rows(a, at + first, step, depth, some, strip, PRODUCT_MR)
+            pack_rows(a.numbers, at + first, a.step, depth, some, strip, PRODUCT_MR)
 
 
 @apart_jit
@@ -89,162 +128,170 @@ def _empty_sums(bias: ndarray, relu: bool, out: ndarray) -> None:
 
 
 @apart_jit
-def _share(
-    part: int, parts: int, a: ndarray, a_row: int, a_step: int, b: ndarray, b_panel: int, b_step: int, b_column: int,
-    depth: int, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray,
+def _panel(
+    rows: int, wide: int, deep: int, accumulate: bool, a: Left, a_at: int, packed_a: bool, b: ndarray, b_at: int,
+    b_step: int, c: ndarray, c_at: int, c_row: int, end: End, column: int, soon: Right, soon_at: int, spare: ndarray,
 ) -> None:  # fmt: skip
-    """Compute the tiles of one thread. b_panel: the distance between panels of b (see _product for the others)."""
+    """Compute a column of tiles: c[c_at + i * c_row + j] for i < rows, j < wide, sums of `deep` products.
+
+    packed_a: whether a consists of packed strips (_pack_strips). If `finish` in `end`, add its bias from `column` on,
+    and apply relu. Each tile prefetches its share of the panel `soon`, unless its step is 0. spare: memory for a strip.
+    """
+    strips, biased = (rows + PRODUCT_MR - 1) // PRODUCT_MR, wide if end.bias.size > 0 else 0
+    for strip in range(strips):
+        row = strip * PRODUCT_MR
+        height, to = min(PRODUCT_MR, rows - row), c_at + row * c_row
+        if soon.step > 0:
+            first, last = strip * deep // strips, (strip + 1) * deep // strips
+            prefetch_rows(soon.numbers, soon_at + first * soon.step, soon.step, last - first)
+        if a.row > 1:
+            product_tile(height, wide, deep, accumulate, a.numbers, a_at + row * a.row, a.row, b, b_at, b_step,
+                         c, to, c_row, end.finish, end.bias, column, biased, end.relu)  # fmt: skip
+            continue
+        numbers, at, step = a.numbers, a_at + row, a.step
+        if packed_a:
+            at = a_at + row * deep
+        elif at + (deep - 1) * step + PRODUCT_MR > numbers.size:  # the tile would read beyond a
+            _pack_strips(a, at, deep, height, spare)
+            numbers, at, step = spare, 0, PRODUCT_MR
+        product_tile_side_by_side(height, wide, deep, accumulate, numbers, at, step, b, b_at, b_step,
+                                  c, to, c_row, end.finish, end.bias, column, biased, end.relu)  # fmt: skip
+
+
+@apart_jit
+def _share(
+    part: int, parts: int, a: Left, b: Right, depth: int, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray
+) -> None:
+    """Compute the tiles of one thread."""
     rows, columns = out.shape
-    nr, kc = panel_width(a), block_depth(depth)
-    strips = (rows + PRODUCT_MR - 1) // PRODUCT_MR
-    tiles = strips * ((columns + nr - 1) // nr)
-    first, last = part * tiles // parts, (part + 1) * tiles // parts
+    nr, kc, vector = panel_width(out), block_depth(depth), out.reshape(out.size)
+    strips, panels = (rows + PRODUCT_MR - 1) // PRODUCT_MR, (columns + nr - 1) // nr
+    first, last = part * strips * panels // parts, (part + 1) * strips * panels // parts
     block = min(strips, block_rows(kc, nr) // PRODUCT_MR)  # strips in a block of a
-    pack_a = last - first >= PACK_A_PANELS * strips and not _has_short_sums(rows, columns, depth)
-    vector, packed_a, packed = out.reshape(out.size), scratch[_packed_size(depth) :], scratch
-    is_packed = b_panel != nr * b_column  # b consists of packed panels
-    few_mr = few_rows(rows, not is_packed) if b_column == 1 else 0
+    packed_b, strips_of_a = scratch, scratch[_packed_size(depth) :]
+    few_mr = few_rows(rows, not b.packed) if b.column == 1 else 0
     few = few_panels(few_mr)  # panels that few.py computes together
+    pack_a = not few and last - first >= PACK_A_PANELS * strips and not _has_short_sums(rows, columns, depth)
+    packed = Left(strips_of_a, 1, PRODUCT_MR)
     for top in range(0, strips, block):  # blocks of MC rows ...
         here = min(block * PRODUCT_MR, rows - top * PRODUCT_MR)
         for k in range(0, depth, kc):  # ... and KC products
             deep = min(kc, depth - k)
-            if pack_a and not few:
-                _pack_strips(a, top * PRODUCT_MR * a_row + k * a_step, a_row, a_step, deep, here, packed_a)
-            finish = k + deep == depth and (relu or bias.size > 0)
+            if pack_a:
+                _pack_strips(a, top * PRODUCT_MR * a.row + k * a.step, deep, here, strips_of_a)
+            end = End(k + deep == depth and (relu or bias.size > 0), bias, relu)
             done = 0
             for number in range(first // strips, (last + strips - 1) // strips):  # panels of NR columns
+                column, b_at = number * nr, k * b.step + number * b.panel
                 if number < done:
                     continue
                 if few and number + few <= last and (number + few) * nr <= columns:
-                    done, column = number + few, number * nr
+                    done = number + few
                     for row in range(0, rows, few_mr):
-                        few_tile(min(few_mr, rows - row), deep, k > 0, a, row * a_row + k * a_step, a_row, a_step,
-                                 b, k * b_step + number * b_panel, b_step, b_panel,
-                                 vector, row * columns + column, columns,
-                                 finish, bias, column, few * nr if bias.size > 0 else 0, relu)  # fmt: skip
+                        few_tile(min(few_mr, rows - row), deep, k > 0, a.numbers, row * a.row + k * a.step, a.row,
+                                 a.step, b.numbers, b_at, b.step, b.panel, vector, row * columns + column, columns,
+                                 end.finish, bias, column, few * nr if bias.size > 0 else 0, relu)  # fmt: skip
                     continue
                 # The panel's strips lo, ..., hi - 1 are in the block, and this thread computes them.
-                lo = max(top, first - number * strips)
-                hi = min(top + block, strips, last - number * strips)
+                lo, hi = max(top, first - number * strips), min(top + block, strips, last - number * strips)
                 if lo >= hi:
                     continue
-                column = number * nr
-                wide = min(nr, columns - column)
-                b_at = k * b_step + number * b_panel
-                panel_of_b, panel_at, panel_step = packed, 0, nr
-                in_place = is_packed or (b_column == 1 and hi - lo <= B_IN_PLACE_STRIPS)
-                if in_place and b_at + (deep - 1) * b_step + nr <= b.size:
-                    panel_of_b, panel_at, panel_step = b, b_at, b_step
-                elif b_column == 1:
-                    pack_rows(b, b_at, b_step, deep, wide, packed, nr)
+                wide, panel, panel_at, panel_step = min(nr, columns - column), packed_b, 0, nr
+                in_place = b.packed or (b.column == 1 and hi - lo <= B_IN_PLACE_STRIPS)
+                if in_place and b_at + (deep - 1) * b.step + nr <= b.numbers.size:
+                    panel, panel_at, panel_step = b.numbers, b_at, b.step
+                elif b.column == 1:
+                    pack_rows(b.numbers, b_at, b.step, deep, wide, packed_b, nr)
                 else:
-                    pack_columns(b, b_at, b_column, deep, wide, packed, nr)
-                soon_at, soon_step = 0, 0  # the rows of the next panel
-                if column + nr < columns and b_column == 1 and not is_packed:
-                    soon_at, soon_step = b_at + b_panel, b_step
-                elif column + nr < columns and deep == depth and not is_packed:
-                    soon_at, soon_step = b_at + b_panel, nr  # transposed: nr whole rows of b, contiguous
-                biased = wide if bias.size > 0 else 0
-                for strip in range(lo, hi):  # strips of PRODUCT_MR rows
-                    row = strip * PRODUCT_MR
-                    height, c_at = min(PRODUCT_MR, rows - row), row * columns + column
-                    if soon_step > 0:  # each tile prefetches its share of the next panel
-                        begin, end = (strip - lo) * deep // (hi - lo), (strip - lo + 1) * deep // (hi - lo)
-                        prefetch_rows(b, soon_at + begin * soon_step, soon_step, end - begin)
-                    if pack_a and not few:
-                        a_at = (row - top * PRODUCT_MR) * deep
-                        product_tile_side_by_side(height, wide, deep, k > 0, packed_a, a_at, PRODUCT_MR,
-                                                  panel_of_b, panel_at, panel_step, vector, c_at, columns,
-                                                  finish, bias, column, biased, relu)  # fmt: skip
-                    elif a_row == 1:
-                        strip_of_a, a_at, a_to_k = a, row + k * a_step, a_step
-                        if a_at + (deep - 1) * a_step + PRODUCT_MR > a.size:  # the tile would read beyond a
-                            _pack_strips(a, a_at, 1, a_step, deep, height, packed_a)
-                            strip_of_a, a_at, a_to_k = packed_a, 0, PRODUCT_MR
-                        product_tile_side_by_side(height, wide, deep, k > 0, strip_of_a, a_at, a_to_k,
-                                                  panel_of_b, panel_at, panel_step, vector, c_at, columns,
-                                                  finish, bias, column, biased, relu)  # fmt: skip
-                    else:
-                        product_tile(height, wide, deep, k > 0, a, row * a_row + k, a_row,
-                                     panel_of_b, panel_at, panel_step, vector, c_at, columns,
-                                     finish, bias, column, biased, relu)  # fmt: skip
+                    pack_columns(b.numbers, b_at, b.column, deep, wide, packed_b, nr)
+                # A transposed panel whose sums have one piece consists of nr whole rows of b, contiguous.
+                step = b.step if b.column == 1 else nr if deep == depth else 0
+                soon = Right(b.numbers, b.panel, step if number + 1 < panels and not b.packed else 0, b.column, False)
+                i = lo * PRODUCT_MR
+                c_at, high = i * columns + column, min(hi * PRODUCT_MR, rows) - i
+                if pack_a:
+                    _panel(high, wide, deep, k > 0, packed, (lo - top) * PRODUCT_MR * deep, True,
+                           panel, panel_at, panel_step, vector, c_at, columns, end, column, soon, b_at + b.panel,
+                           strips_of_a)  # fmt: skip
+                else:
+                    _panel(high, wide, deep, k > 0, a, i * a.row + k * a.step, False,
+                           panel, panel_at, panel_step, vector, c_at, columns, end, column, soon, b_at + b.panel,
+                           strips_of_a)  # fmt: skip
 
 
 @apart_jit
 def _share_of_short_sums(
-    part: int, parts: int, a: ndarray, a_row: int, a_step: int, b: ndarray, b_step: int, depth: int,
-    bias: ndarray, relu: bool, scratch: ndarray, out: ndarray,
-) -> None:  # fmt: skip
+    part: int, parts: int, a: Left, b: Right, depth: int, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray
+) -> None:
     """Compute a thread's tiles from left to right, one strip after the other, with the whole b in packed panels.
 
     If sums are short, writing `out` takes as long as multiplying. Down a panel, each two rows of `out` are on another
     page of memory. From left to right, a tile continues the rows of the previous one.
     """
     rows, columns = out.shape
-    nr, vector = panel_width(a), out.reshape(out.size)
-    strips, packed_a = (rows + PRODUCT_MR - 1) // PRODUCT_MR, scratch[_panels_size(columns, depth) :]
+    nr, vector, end = panel_width(out), out.reshape(out.size), End(relu or bias.size > 0, bias, relu)
+    strips, strip_of_a = (rows + PRODUCT_MR - 1) // PRODUCT_MR, scratch[_panels_size(columns, depth) :]
+    packed, nothing = Left(strip_of_a, 1, PRODUCT_MR), Right(b.numbers, 0, 0, 1, False)
     for column in range(0, columns, nr):
-        pack_rows(b, column, b_step, depth, min(nr, columns - column), scratch[column * depth :], nr)
+        pack_rows(b.numbers, column, b.step, depth, min(nr, columns - column), scratch[column * depth :], nr)
     for strip in range(part * strips // parts, (part + 1) * strips // parts):
         row = strip * PRODUCT_MR
         height = min(PRODUCT_MR, rows - row)
-        _pack_strips(a, row * a_row, a_row, a_step, depth, height, packed_a)
+        _pack_strips(a, row * a.row, depth, height, strip_of_a)
         for column in range(0, columns, nr):
-            wide = min(nr, columns - column)
-            product_tile_side_by_side(height, wide, depth, False, packed_a, 0, PRODUCT_MR,
-                                      scratch, column * depth, nr, vector, row * columns + column, columns,
-                                      relu or bias.size > 0, bias, column, wide if bias.size > 0 else 0,
-                                      relu)  # fmt: skip
+            _panel(height, min(nr, columns - column), depth, False, packed, 0, True, scratch, column * depth, nr,
+                   vector, row * columns + column, columns, end, column, nothing, 0, strip_of_a)  # fmt: skip
 
 
 @apart_jit
-def _pack_all(b: ndarray, b_step: int, depth: int, columns: int, packed: ndarray) -> None:
+def _pack_all(b: Right, depth: int, columns: int, packed: ndarray) -> None:
     """Pack all panels of b, unless `packed` contains them. It is 0 beyond the last column."""
-    nr = panel_width(b)
     if packed[packed.size - 1] != 0:
         return
     packed[:] = 0
-    for column in range(0, columns, nr):
-        pack_rows(b, column, b_step, depth, min(nr, columns - column), packed[column * depth :], nr)
+    for column in range(0, columns, b.panel):
+        pack_rows(b.numbers, column, b.step, depth, min(b.panel, columns - column), packed[column * depth :], b.panel)
     packed[packed.size - 1] = 1
 
 
 @parallel_jit
-def _product(
-    a: ndarray, a_row: int, a_step: int, b: ndarray, b_step: int, b_column: int, depth: int,
-    bias: ndarray, relu: bool, packed: ndarray, scratch: ndarray, out: ndarray,
-) -> None:  # fmt: skip
-    """out[m, n] = sum over k < depth of a[m * a_row + k * a_step] * b[k * b_step + n * b_column]; a, b: vectors
-
-    packed: see reference.py. Its panels (depth, panel width) contain the whole b.
-    """
-    if out.size == 0:
-        return
-    if depth == 0:
-        _empty_sums(bias, relu, out)
-        return
+def _divide(
+    a: Left, b: Right, depth: int, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray
+) -> None:
+    """Divide the tiles of the output among the threads, as many as have scratch."""
     each = _scratch_size(out.shape[0], out.shape[1], depth)
     parts = scratch.size // each
-    short = b_column == 1 and packed.size == 0 and _has_short_sums(out.shape[0], out.shape[1], depth)
-    b_panel = panel_width(a) * b_column
-    if packed.size > 0:
-        _pack_all(b, b_step, depth, out.shape[1], packed)
-        b, b_panel, b_step = packed, panel_width(a) * depth, panel_width(a)
-    if parts == 1:
+    short = b.column == 1 and not b.packed and _has_short_sums(out.shape[0], out.shape[1], depth)
+    if parts == 1:  # without a parallel loop, no other thread has to wake up
         if short:
-            _share_of_short_sums(0, 1, a, a_row, a_step, b, b_step, depth, bias, relu, scratch, out)
+            _share_of_short_sums(0, 1, a, b, depth, bias, relu, scratch, out)
         else:
-            _share(0, 1, a, a_row, a_step, b, b_panel, b_step, b_column, depth, bias, relu, scratch, out)
+            _share(0, 1, a, b, depth, bias, relu, scratch, out)
         return
     for part in prange(parts):
         own, number = scratch[part * each : (part + 1) * each], np.int64(part)
         # np.int64: the index of a prange loop is unsigned; with signed integers, Numba would compute in float64.
         if short:
-            _share_of_short_sums(number, parts, a, a_row, a_step, b, b_step, depth, bias, relu, own, out)
+            _share_of_short_sums(number, parts, a, b, depth, bias, relu, own, out)
         else:
-            _share(number, parts, a, a_row, a_step, b, b_panel, b_step, b_column, depth, bias, relu, own,
-                   out)  # fmt: skip
+            _share(number, parts, a, b, depth, bias, relu, own, out)
+
+
+@jit
+def _product(
+    a: Left, b: Right, depth: int, bias: ndarray, relu: bool, packed: ndarray, scratch: ndarray, out: ndarray
+) -> None:
+    """Compute out[m, n] = the sum over k < depth of a[m, k] * b[k, n], plus bias[n]. packed: see reference.py."""
+    if out.size == 0:
+        return
+    if depth == 0:
+        _empty_sums(bias, relu, out)
+    elif packed.size > 0:
+        _pack_all(b, depth, out.shape[1], packed)
+        panels = Right(packed, panel_width(out) * depth, panel_width(out), 1, True)
+        _divide(a, panels, depth, bias, relu, scratch, out)
+    else:
+        _divide(a, b, depth, bias, relu, scratch, out)
 
 
 @jit
@@ -256,21 +303,24 @@ def nn(
     packed: of size 0, or packed_size(N, K) numbers, see reference.py; scratch: nn_scratch(M, N, K) numbers
     """
     k, n = b.shape
-    _product(a.reshape(a.size), k, 1, b.reshape(b.size), n, 1, k, bias, relu, packed, scratch, out)
+    left, right = Left(a.reshape(a.size), k, 1), Right(b.reshape(b.size), panel_width(b), n, 1, False)
+    _product(left, right, k, bias, relu, packed, scratch, out)
 
 
 @jit
 def nt(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
     """out (M, N) = a (M, K) @ b (N, K)^T"""
     k = b.shape[1]
-    _product(a.reshape(a.size), k, 1, b.reshape(b.size), 1, k, k, scratch[:0], False, scratch[:0], scratch, out)
+    left, right = Left(a.reshape(a.size), k, 1), Right(b.reshape(b.size), panel_width(b) * k, 1, k, False)
+    _product(left, right, k, scratch[:0], False, scratch[:0], scratch, out)
 
 
 @jit
 def tn(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
     """out (M, N) = a (K, M)^T @ b (K, N)"""
     (k, m), n = a.shape, b.shape[1]
-    _product(a.reshape(a.size), 1, m, b.reshape(b.size), n, 1, k, scratch[:0], False, scratch[:0], scratch, out)
+    left, right = Left(a.reshape(a.size), 1, m), Right(b.reshape(b.size), panel_width(b), n, 1, False)
+    _product(left, right, k, scratch[:0], False, scratch[:0], scratch, out)
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:

@@ -1,17 +1,19 @@
-"""The micro-kernel for matrix products: the tile of tile.py, with rows at equal distances and a sum over k only.
+"""The micro-kernel for matrix products: a tile with up to 12 rows at equal distances, and a sum over k only.
 
     c[c_at + i * c_row + j]  =  sum over k < depth of  a[a_at + i * a_row + k * a_step] * b[b_at + k * b_step + j]
 
-If `accumulate`, the sum is added to c.
+If `accumulate`, the sum is added to c. One of a_row and a_step is 1: `a` is either a matrix with contiguous rows or one
+whose rows lie side by side, as in a packed strip (pack.py). So the addresses of the rows for four successive k differ
+by constants, which an instruction can contain. That leaves registers for 24 sums and for the rows' addresses. For its 24
+multiply-adds, the tile loads 14 times, and it branches once for four k: on an Intel Xeon, 95% of the multiply-add rate.
+The tile of tile.py, with 16 sums and a branch for each k, reached 84%.
+
+The last rows of a product have a lower tile: 8 or 4 rows. It may have missing rows. In a side-by-side `a`, they are any
+numbers in memory; their sums are computed, and overwritten (`Emitter.write`).
 
 The code around the loop over k matters: a loop over 32 products takes only as long as the code before and after it. So
-there are no tables, the addresses of c are computed when the sums are done, and stores use masks only if a tile is not
-full. The bias and relu of a linear layer are applied while the sums are in registers.
-
-For each k, `product_tile` prefetches two cache lines at soon[soon_at + k * soon_step]. A later tile reads these
-lines, and then need not wait for memory.
-
-`pieced_tile` sums kc products at a time, and adds these sums in c. This has a smaller error than one long sum.
+there are no tables, and stores use masks only if a tile is not full. The bias and relu of a linear layer are applied
+while the sums are in registers. If c is to be added, its lines are prefetched before the loop.
 """
 
 from __future__ import annotations
