@@ -70,7 +70,7 @@ class Bench:
     def product(self, calls: int, form: str, n: int) -> Function:
         """Return a product of two matrices (n, n). form: nn, nt or tn, where t means transposed."""
         a, b, out, none = self.array(n, n), self.array(n, n), self.array(n, n), self.array(0)
-        before = (none, False) if form == "nn" else ()
+        before = (none, False, none) if form == "nn" else ()
         return self.replay(calls, "matmul", form, a, b, *before, none, out)
 
     def convolution(self, calls: int, layer: Layer, which: str) -> Function:

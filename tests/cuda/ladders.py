@@ -35,7 +35,7 @@ def matmul() -> Iterator[Case]:
     for columns in (256, 255, 64, 32, 16, 8):
         rows = 512 if columns <= 64 else 256
         across, along, out = array(depth, columns), array(columns, depth), array(rows, columns)
-        yield f"nn, {columns} columns", products.nn, (array(rows, depth), across, none, False, none, out), 0
+        yield f"nn, {columns} columns", products.nn, (array(rows, depth), across, none, False, none, none, out), 0
         if columns >= 64:
             yield f"nt, {columns} columns", products.nt, (array(rows, depth), along, none, out), 0
         yield f"tn, {columns} columns", products.tn, (array(depth, rows), across, none, out), 0
@@ -60,7 +60,7 @@ def conv() -> Iterator[Case]:
             yield f"dx, {name}", convolutions.backward_input, (y, weight, none, *options, none, x), 0
         yield f"dweight, {name}", convolutions.backward_weight, (x, y, *options, scratch, weight), 0
     planes = tuple(array(36, rows, 128) for rows in (128, 128, 128))  # V, U and M: 128 tiles
-    yield "Winograd's products, 128 -> 128", products.nn, (*planes[:2], none, False, none, planes[2]), 0
+    yield "Winograd's products, 128 -> 128", products.nn, (*planes[:2], none, False, none, none, planes[2]), 0
 
 
 def _pixels() -> tuple[Any, ...]:
