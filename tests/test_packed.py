@@ -1,4 +1,4 @@
-"""A Prediction keeps packed weights of convolutions and products, and never uses them after the weights have changed."""
+"""A Prediction keeps packed weights of convolutions and products, and never uses them after a change."""
 
 from __future__ import annotations
 

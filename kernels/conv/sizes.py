@@ -22,8 +22,8 @@ MIN_TASKS = 16  # the weight gradient has about this many separate sums (pieces 
 SERIAL = 250_000  # with up to this many products, a second thread costs more than it saves
 
 # Winograd's form (winograd.py)
-# V and M of a group have at most this many numbers, unless 16 tiles have more. That is 1.5 times L2: V and M are written
-# and read once, in order, while the whole of U is read for each group.
+# V and M of a group have at most this many numbers, unless 16 tiles have more. That is 1.5 times L2: V and M are
+# written and read once, in order, while the whole of U is read for each group.
 GROUP_SIZE = L2 // 4 * 3 // 2
 WINOGRAD_SERIAL = 2**19  # one thread computes y or dx if the products have fewer multiplications
 LARGE_U = 2**16  # if U has at least this many numbers, and there are at most

@@ -229,9 +229,8 @@ def _share_of_short_sums(
     page of memory. From left to right, a tile continues the rows of the previous one.
     """
     rows, columns = out.shape
-    nr, vector, end = panel_width(out), out.reshape(out.size), End(relu or bias.size > 0, bias, relu)
+    nr, vector = panel_width(out), out.reshape(out.size)
     strips, strip_of_a = (rows + PRODUCT_MR - 1) // PRODUCT_MR, scratch[_panels_size(columns, depth) :]
-    packed, nothing = Left(strip_of_a, 1, PRODUCT_MR), Right(b.numbers, 0, 0, 1, False)
     for column in range(0, columns, nr):
         pack_rows(b.numbers, column, b.step, depth, min(nr, columns - column), scratch[column * depth :], nr)
     for strip in range(part * strips // parts, (part + 1) * strips // parts):
@@ -239,8 +238,11 @@ def _share_of_short_sums(
         height = min(PRODUCT_MR, rows - row)
         _pack_strips(a, row * a.row, depth, height, strip_of_a)
         for column in range(0, columns, nr):
-            _panel(height, min(nr, columns - column), depth, False, packed, 0, True, scratch, column * depth, nr,
-                   vector, row * columns + column, columns, end, column, nothing, 0, strip_of_a)  # fmt: skip
+            wide = min(nr, columns - column)
+            product_tile_side_by_side(height, wide, depth, False, strip_of_a, 0, PRODUCT_MR,
+                                      scratch, column * depth, nr, vector, row * columns + column, columns,
+                                      relu or bias.size > 0, bias, column, wide if bias.size > 0 else 0,
+                                      relu)  # fmt: skip
 
 
 @apart_jit
@@ -255,9 +257,7 @@ def _pack_all(b: Right, depth: int, columns: int, packed: ndarray) -> None:
 
 
 @parallel_jit
-def _divide(
-    a: Left, b: Right, depth: int, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray
-) -> None:
+def _divide(a: Left, b: Right, depth: int, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray) -> None:
     """Divide the tiles of the output among the threads, as many as have scratch."""
     each = _scratch_size(out.shape[0], out.shape[1], depth)
     parts = scratch.size // each
@@ -295,9 +295,7 @@ def _product(
 
 
 @jit
-def nn(
-    a: ndarray, b: ndarray, bias: ndarray, relu: bool, packed: ndarray, scratch: ndarray, out: ndarray
-) -> None:
+def nn(a: ndarray, b: ndarray, bias: ndarray, relu: bool, packed: ndarray, scratch: ndarray, out: ndarray) -> None:
     """Compute out (M, N) = a (M, K) @ b (K, N), plus bias (N,) unless its size is 0; then apply relu if `relu`.
 
     packed: of size 0, or packed_size(N, K) numbers, see reference.py; scratch: nn_scratch(M, N, K) numbers

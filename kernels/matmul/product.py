@@ -4,9 +4,9 @@
 
 If `accumulate`, the sum is added to c. One of a_row and a_step is 1: `a` is either a matrix with contiguous rows or one
 whose rows lie side by side, as in a packed strip (pack.py). So the addresses of the rows for four successive k differ
-by constants, which an instruction can contain. That leaves registers for 24 sums and for the rows' addresses. For its 24
-multiply-adds, the tile loads 14 times, and it branches once for four k: on an Intel Xeon, 95% of the multiply-add rate.
-The tile of tile.py, with 16 sums and a branch for each k, reached 84%.
+by constants, which an instruction can contain. That leaves registers for 24 sums and for the rows' addresses. For its
+24 multiply-adds the tile loads 14 times, and it branches once for four k: on an Intel Xeon, 95% of the multiply-add
+rate. A tile like that of tile.py, with 16 sums and a branch for each k, reached 84%.
 
 The last rows of a product have a lower tile: 8 or 4 rows. It may have missing rows. In a side-by-side `a`, they are any
 numbers in memory; their sums are computed, and overwritten (`Emitter.write`).
