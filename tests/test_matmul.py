@@ -44,9 +44,10 @@ def test_matmul(a: Shape, b: Shape) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("depth, columns", [(70, 522), (1100, 290), (3, 1024)])
 def test_products_of_few_rows_have_the_bits_of_many(depth: int, columns: int, dtype: type) -> None:
-    """Up to 4 rows have tiles of their own (kernels/matmul/few.py): any number of threads, sums of several pieces."""
+    """Up to 4 rows have tiles of their own (kernels/matmul/few.py), up to 72 read b in place, and the products of 300
+    rows and depth 3 have another order of tiles: any number of threads, sums of several pieces."""
     random = np.random.default_rng(0)
-    a, b, bias = (random.standard_normal(shape).astype(dtype) for shape in ((8, depth), (depth, columns), (columns,)))
+    a, b, bias = (random.standard_normal(shape).astype(dtype) for shape in ((300, depth), (depth, columns), (columns,)))
 
     def product(rows: int, parts: int) -> np.ndarray:
         scratch = np.empty(parts * cpu._scratch_size(rows, columns, depth), dtype)
@@ -54,10 +55,10 @@ def test_products_of_few_rows_have_the_bits_of_many(depth: int, columns: int, dt
         cpu.nn(a[:rows].copy(), b, bias, True, scratch[:0], scratch, out)
         return out
 
-    many = product(8, 1)
+    many = product(300, 1)
     tolerance = 1e-4 if dtype is np.float32 else 1e-12
     np.testing.assert_allclose(many, np.maximum(a.astype(np.float64) @ b + bias, 0), rtol=0, atol=tolerance)
-    for rows in range(1, 8):
+    for rows in (*range(1, 9), 40, 100, 300):
         for parts in (1, 2, 3):
             assert product(rows, parts).tobytes() == many[:rows].tobytes()
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -32,6 +33,8 @@ PROGRAMS = 64  # the most that an instance keeps; the least recently used one is
 # PATIENCE steps in a row that changed a setting.
 PATIENCE = 3
 LONGEST_PAUSE = 64  # the most steps in a row whose settings are not compared
+# For loops over all parameters, which run in each step: functions without Python code
+_data_of, _needs_gradient = operator.attrgetter("_data"), operator.attrgetter("requires_grad")
 DIFFER = "its calls differ from one recording to the next"
 
 
@@ -78,9 +81,10 @@ class Replayed:
         self.addresses = self._addresses()
         self.given_gpu = None if self.arena is None else self.arena.gpu
         self.gpu = self.given_gpu if "theta" in self.vectors else None
-        tensors = [*self.parameters, *(buffer for _, buffer in self.model.named_buffers())]
         # In an arena no array can be replaced, and on a GPU reading one would copy it.
-        self.arrays = [(tensor, tensor._data) for tensor in tensors if self.gpu is None]
+        buffers = [buffer for _, buffer in self.model.named_buffers()]
+        self.tensors = [*self.parameters, *buffers] if self.gpu is None else []
+        self.arrays = [tensor._data for tensor in self.tensors]
         self.workspace, self.batches = self.given_workspace, None
         self.packed = PackedWeights() if self.keep_packed and self.gpu is None else None
         if self.gpu is not None:
@@ -116,7 +120,7 @@ class Replayed:
 
     def __getstate__(self) -> dict[str, Any]:
         # `forget` computes these.
-        derived = ("modules", "parameters", "arena", "vectors", "addresses", "arrays", "fingerprint", "gpu",
+        derived = ("modules", "parameters", "arena", "vectors", "addresses", "tensors", "arrays", "fingerprint", "gpu",
                    "given_gpu", "workspace", "batches", "packed")  # fmt: skip
         state = {name: value for name, value in vars(self).items() if name not in derived}
         # A program contains memory addresses of the original.
@@ -136,8 +140,7 @@ class Replayed:
 
     def mode(self) -> tuple[Hashable, ...]:
         """Return settings that select one of several programs."""
-        frozen = [i for i, parameter in enumerate(self.parameters) if not parameter.requires_grad]
-        return uses_winograd(), *frozen
+        return uses_winograd(), tuple(map(_needs_gradient, self.parameters))
 
     def program(self, batch: dict[str, np.ndarray]) -> Program | None:
         """Return the program for this shape of batch. Record it at its first use.
@@ -185,7 +188,7 @@ class Replayed:
         computes the steps, because it always uses the present settings.
         """
         before, roots = self.fingerprint, self.roots()
-        moved = any([tensor._data is not array for tensor, array in self.arrays])
+        moved = not all(map(operator.is_, map(_data_of, self.tensors), self.arrays))
         arena = self.model.arena
         elsewhere = arena is not self.arena or (arena is not None and arena.gpu is not self.given_gpu)
         if before is None or moved or elsewhere:
