@@ -1,4 +1,4 @@
-"""Panels of b, copied so that the micro-kernel reads them from beginning to end.
+"""Panels of b and strips of a, copied so that the micro-kernel reads them from beginning to end.
 
 A panel has the shape (depth, panel width): its row k contains the numbers of b that a tile needs for this k. If b is
 not transposed (`nn`, `tn`), two vectors of `lanes` numbers are copied for each k. If b is transposed (`nt`), squares of
@@ -10,7 +10,9 @@ not transposed (`nn`, `tn`), two vectors of `lanes` numbers are copied for each 
     I J|K L      I M|K O      C G K O      of 2. With 16 lanes, there are four steps, and the distances are 1, 2, 4 and
     M N|O P      J N|L P      D H L P      8 (Eklundh 1972).
 
-Columns beyond the requested width hold arbitrary numbers: the tile does not store the sums of these columns.
+A strip of a is packed in the same way: its rows are the columns of a panel (`pitch` is the width of the panel, or the
+number of rows of the strip). Columns beyond the requested width hold arbitrary numbers: the tile does not store their
+sums.
 """
 
 from __future__ import annotations

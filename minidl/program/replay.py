@@ -214,9 +214,10 @@ class Prediction(Replayed):
     """A callable that computes the model's outputs in evaluation mode. Several threads may call it.
 
     views: of VIEWS (data/views.py): each call returns the mean of the outputs for these views of the images.
-    keep_packed: whether convolutions keep their packed weights from call to call (packed.py). That saves time with few
-        images, and takes up to 4 times as much memory as the weights. It has an effect only if the weights are in an
-        arena: `model.flatten()` moves them there. After a direct write to `arena.theta`, call `arena.touch()`.
+    keep_packed: whether convolutions and products keep their packed weights from call to call (packed.py). That saves
+        time with few images, and takes up to 4 times as much memory as the weights. It has an effect only if the
+        weights are in an arena: `model.flatten()` moves them there. After a direct write to `arena.theta`, call
+        `arena.touch()`.
     """
 
     def __init__(self, model: Module, views: str = "none", keep_packed: bool = True, **options: Any) -> None:

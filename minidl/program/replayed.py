@@ -44,7 +44,7 @@ class Replayed:
     workspace: memory to share with other instances; they then run one at a time. `progress` and `also` are
     arguments of `Program`.
 
-    keep_packed: whether convolutions keep their packed weights (packed.py).
+    keep_packed: whether convolutions and products keep their packed weights (packed.py).
 
     A copy (copy, deepcopy, pickle) records its own programs, and has neither `progress` nor `also`.
     """
