@@ -192,7 +192,7 @@ def _convolution(
 def _direct(rows: int, depth: float, columns: int, groups: int, source: int, padded: bool) -> list[Stream]:
     """Return what kernels/conv/direct.py moves: rows are pixels, and sums of `depth` products are cut after KC."""
     kc, panels = min(depth, sizes.KC), groups * _up(columns, NR)
-    strips, chunks, blocks = _up(rows, PRODUCT_MR), _up(rows, sizes.CHUNK), _up(rows, sizes.MC)
+    strips, chunks, blocks = _up(rows, MR), _up(rows, sizes.CHUNK), _up(rows, sizes.MC)
     weights, block = FLOAT * depth * NR, FLOAT * source / blocks  # bytes of a panel of weights, of a block's pixels
     piece, windows = FLOAT * kc * NR, FLOAT * MR * kc
     return [
@@ -211,8 +211,8 @@ def _direct_weight(pixels: int, rows: int, outputs: int, groups: int, source: in
     blocks, gradient = _up(pixels, kc), FLOAT * rows * columns * groups
     block = FLOAT * source / blocks
     return [
-        Stream(FLOAT * panels * _up(rows, PRODUCT_MR) * NR * pixels, 0, FLOAT * kc * (NR + MR)),
-        Stream(FLOAT * panels * rows * pixels, 0, FLOAT * kc * PRODUCT_MR),
+        Stream(FLOAT * panels * _up(rows, MR) * NR * pixels, 0, FLOAT * kc * (NR + MR)),
+        Stream(FLOAT * panels * rows * pixels, 0, FLOAT * kc * MR),
         Stream(FLOAT * source * (panels - 1), FLOAT * source, block + FLOAT * kc * NR),
         Stream(gradient * (blocks - 1), gradient * (blocks - 1), min(gradient, FLOAT * sizes.MAX_PIECE)),
     ]
@@ -233,7 +233,7 @@ def _winograd(
     return float(square * tiles * channels * outputs), [
         Stream(v * panels, v, near),
         Stream(products, products, near),
-        Stream(panel * groups * (_up(group, MR) - 1), 0, FLOAT * channels * (NR + MR)),
+        Stream(panel * groups * (_up(group, PRODUCT_MR) - 1), 0, FLOAT * channels * (NR + PRODUCT_MR)),
         Stream(u * groups, u, near + u),
         Stream((square / m**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * n * source[2] * channels),
     ]
@@ -250,10 +250,11 @@ def _winograd_weight(
     groups, panels = parts * _up(_up(tiles, parts), group), _up(outputs, NR)
     v, du, d = (FLOAT * square * size for size in (tiles * channels, channels * outputs, tiles * outputs))
     near = FLOAT * square * group * (channels + outputs)
+    panels_of_d = FLOAT * square * panels * NR * tiles  # a strip of V^T reads this much of D
     return float(square * tiles * channels * outputs), [
         Stream(v * panels, v, near),
         Stream(d, d, near),
-        Stream(FLOAT * square * panels * NR * tiles * (_up(channels, MR) - 1), 0, FLOAT * group * (NR + MR)),
+        Stream(panels_of_d * (_up(channels, PRODUCT_MR) - 1), 0, FLOAT * group * (NR + PRODUCT_MR)),
         Stream(du * (groups - parts), du * groups, near + du),
         Stream((square / m**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * n * source[2] * channels),
     ]

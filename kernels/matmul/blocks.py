@@ -23,7 +23,7 @@ from __future__ import annotations
 from minidl.engine.jit import L2, REGISTERS, VECTOR_BYTES, jit
 
 LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
-MR = 8 if REGISTERS == 32 else 6  # for convolutions: each row has an address of its own in a register
+MR = 8 if REGISTERS == 32 else 6  # for convolutions: their tile needs a register for the address of each row
 PRODUCT_MR = 12 if REGISTERS == 32 else 6  # 2 * MR vectors of sums, 2 of b and 1 of a must fit into the registers
 HEIGHTS = PRODUCT_MR, PRODUCT_MR // 3 * 2, PRODUCT_MR // 3  # the last rows of a product have a lower tile
 NR = 2 * LANES

@@ -84,6 +84,7 @@ def _panels_size(columns: int, depth: int) -> int:
 
 @jit
 def _has_short_sums(rows: int, columns: int, depth: int) -> bool:
+    """Return whether tiles are computed from left to right (_share_of_short_sums), unless b is transposed or packed."""
     return depth <= SHORT_DEPTH and rows > depth and _panels_size(columns, depth) <= SHORT_PANELS
 
 
