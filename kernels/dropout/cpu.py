@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import Part, jit
 
-from ..elementwise.stream import chunked, finish, get, put
+from ..elementwise.stream import get, put, streamed
 from .reference import GOLDEN as GOLDEN_NUMBER
 from .reference import __all__ as __all__
 
@@ -50,7 +50,6 @@ def _dropout(x: ndarray, p: float, seed: np.uint64, position: np.uint64, y: ndar
         kept = np.uint32(_mix32(np.uint32(first + np.uint32(i)), key) >> np.uint32(1)) >= threshold
         v = factor * get(x, i)
         put(y, i, v if kept else zero, past)
-    finish(past)
 
 
 @jit
@@ -64,6 +63,6 @@ def _across_blocks(x: ndarray, p: float, seed: int, position: np.uint64, y: ndar
         _dropout(x[room:], p, np.uint64(seed), position + np.uint64(room), y[room:], False)
 
 
-@chunked
+@streamed
 def dropout(x: Part, p: float, seed: int, offset: int, y: Part, begin: int, past: bool) -> None:
     _across_blocks(x, p, seed, np.uint64(offset) + np.uint64(begin), y, past)

@@ -15,90 +15,79 @@ from minidl.engine.jit import Part, jit
 
 from ..activation import functions
 from .reference import __all__ as __all__
-from .stream import chunked, finish, get, put
+from .stream import get, put, streamed
 
 
-@chunked
+@streamed
 def add(a: Part, b: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, get(a, i) + get(b, i), past)
-    finish(past)
 
 
-@chunked
+@streamed
 def subtract(a: Part, b: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, get(a, i) - get(b, i), past)
-    finish(past)
 
 
-@chunked
+@streamed
 def multiply(a: Part, b: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, get(a, i) * get(b, i), past)
-    finish(past)
 
 
-@chunked
+@streamed
 def divide(a: Part, b: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, get(a, i) / get(b, i), past)
-    finish(past)
 
 
-@chunked
+@streamed
 def maximum(a: Part, b: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         v, w = get(a, i), get(b, i)
         put(out, i, v if v >= w or v != v else w, past)
-    finish(past)
 
 
-@chunked
+@streamed
 def affine(x: Part, scale: float, shift: float, out: Part, past: bool) -> None:
     factor, summand = x.dtype.type(scale), x.dtype.type(shift)
     for i in range(out.size):
         put(out, i, factor * get(x, i) + summand, past)
-    finish(past)
 
 
-@chunked
+@streamed
 def copy(x: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, get(x, i), past)
-    finish(past)
 
 
-@chunked
+@streamed
 def exp(x: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, functions.exp(get(x, i)), past)
-    finish(past)
 
 
-@chunked
+@streamed
 def log(x: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, functions.log(get(x, i)), past)
-    finish(past)
 
 
-@chunked
+@streamed
 def sqrt(x: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, math.sqrt(get(x, i)), past)
-    finish(past)
 
 
-@chunked
+@streamed
 def fill(value: float, out: Part, past: bool) -> None:
     number = out.dtype.type(value)
     for i in range(out.size):
         put(out, i, number, past)
-    finish(past)
 
 
-@chunked
+@streamed
 def accumulate(x: Part, out: Part) -> None:
     for i in range(out.size):
         put(out, i, get(out, i) + get(x, i), False)

@@ -7,7 +7,7 @@ from numpy import ndarray
 from minidl.engine.jit import Part, jit
 
 from . import cpu
-from .stream import chunked
+from .stream import streamed
 
 
 def in_numpy(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
@@ -23,7 +23,7 @@ def one_loop(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
         out[i] = factor * x[i] + summand
 
 
-@chunked
+@streamed
 def all_threads(x: Part, scale: float, shift: float, out: Part) -> None:
     """Run the same loop on chunks. A large output is still read from memory before it is overwritten."""
     one_loop(x, scale, shift, out)

@@ -16,6 +16,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy import ndarray
 
@@ -23,17 +24,58 @@ from minidl.engine.jit import VECTOR_BYTES, in_parts, jit
 
 CHUNK = 16384  # elements that one thread processes at a time
 SERIAL = 32768  # up to this number of elements, one thread processes the whole vector
+IN_CACHE = 16  # up to this number of chunks, the arrays are likely to be in the caches
+STRIPS = 32  # of a chunk of larger arrays; a strip of float32 has 32 cache lines
+STRIP = CHUNK // STRIPS
+LINE = 64  # bytes of a cache line
 CACHE = 1 << 25  # bytes: from this size on, an output is likely to be evicted before it is read
 
 
+def _element(context: Any, builder: Any, kind: Any, array: Any, i: Any) -> Any:
+    return builder.gep(context.make_array(kind)(context, builder, array).data, [i])
+
+
+@intrinsic
+def _fetch_line(typing: Any, x: Any, i: Any) -> Any:
+    """Start to load the cache line of x[i], which may lie beyond the end of x."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = builder.bitcast(_element(context, builder, x, *arguments), cgutils.voidptr_t)
+        flags = [ir.Constant(ir.IntType(32), flag) for flag in (0, 3, 1)]  # a read, into all caches, of data
+        kind = ir.FunctionType(ir.VoidType(), [address.type, *(flag.type for flag in flags)])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(prefetch, [address, *flags])
+        return context.get_dummy_value()
+
+    return types.void(x, types.int64), generate
+
+
 @jit
-def chunks(x: ndarray) -> int:
+def fetch(x: ndarray, begin: int, count: int) -> None:
+    """Start to load x[begin : begin + count] into the caches; x (n,). The range may extend beyond x."""
+    for i in range(begin, min(begin + count, x.size), LINE // x.itemsize):
+        _fetch_line(x, i)
+
+
+@intrinsic
+def fence(typing: Any) -> Any:
+    """Wait until all threads can see the stores of this thread."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@jit
+def _chunks(x: ndarray) -> int:
     """Return the number of chunks of x (n,); 1 if one thread is to process all of it."""
     return (x.size + CHUNK - 1) // CHUNK if x.size > SERIAL else 1
 
 
 @jit
-def chunk(x: ndarray, k: int, chunks: int) -> ndarray:
+def _chunk(x: ndarray, k: int, chunks: int) -> ndarray:
     """Return chunk k of x (n,). The last chunk extends to the end of x; a single chunk is all of x."""
     return x[k * CHUNK : (k + 1) * CHUNK if k + 1 < chunks else x.size]
 
@@ -44,18 +86,59 @@ def _begin(x: ndarray, k: int, chunks: int) -> int:
 
 
 @jit
-def _passes_caches(out: ndarray, k: int, chunks: int) -> bool:
+def _strips(x: ndarray) -> int:
+    """Return the number of parts of x (n,): chunks, or if there are many, their strips."""
+    chunks = _chunks(x)
+    return chunks if chunks <= IN_CACHE else chunks * STRIPS
+
+
+@jit
+def _size(strips: int) -> int:
+    return CHUNK if strips <= IN_CACHE else STRIP
+
+
+@jit
+def _runs(strips: int) -> int:
+    return strips if strips <= IN_CACHE else strips // STRIPS
+
+
+@jit
+def _strip(x: ndarray, k: int, strips: int) -> ndarray:
+    """Return strip k of x (n,); the last ones may be empty."""
+    return x[k * _size(strips) : (k + 1) * _size(strips)]
+
+
+@jit
+def _begin_of_strip(x: ndarray, k: int, strips: int) -> int:
+    return k * _size(strips)
+
+
+@jit
+def _passes_caches(out: ndarray, k: int, strips: int) -> bool:
     return out.size * out.itemsize >= CACHE and out.ctypes.data % VECTOR_BYTES == 0
 
 
-# A decorator that makes a kernel from a function for one chunk. The function may have two computed parameters:
-# past: whether stores to the output (the last `Part`) bypass the caches: if it is large and aligned to whole vectors;
-# begin: the index of the chunk's first element.
-chunked = in_parts(chunks, chunk, begin=_begin, past=_passes_caches)
+@jit
+def _fetch_next(x: ndarray, written: bool, k: int, strips: int) -> None:
+    """Fetch the strip after strip k, unless it is written past the caches."""
+    if strips > IN_CACHE and not (written and _passes_caches(x, k, strips)):
+        fetch(x, (k + 1) * STRIP, STRIP)
 
 
-def _element(context: Any, builder: Any, kind: Any, array: Any, i: Any) -> Any:
-    return builder.gep(context.make_array(kind)(context, builder, array).data, [i])
+@jit
+def _end(out: ndarray) -> None:
+    """If stores bypassed the caches, wait until all threads can see them: their order is not guaranteed."""
+    if _passes_caches(out, 0, 0):
+        fence()
+
+
+# Decorators that make a kernel from a function for one part of its vectors. The function may have computed parameters:
+# begin: the index of the part's first element;
+# past: whether stores to the output (the last `Part`) bypass the caches: if it is large and aligned to whole vectors.
+chunked = in_parts(_chunks, _chunk, begin=_begin)
+streamed = in_parts(
+    _strips, _strip, runs=_runs, ahead=_fetch_next, end=_end, begin=_begin_of_strip, past=_passes_caches
+)
 
 
 def _scope(builder: Any) -> Any:
@@ -103,13 +186,3 @@ def put(typing: Any, out: Any, i: Any, value: Any, past: Any) -> Any:
     return types.void(out, types.int64, out.dtype, types.boolean), generate
 
 
-@intrinsic
-def finish(typing: Any, past: Any) -> Any:
-    """If stores bypassed the caches (`past`), wait until all threads can see them: their order is not guaranteed."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        with builder.if_then(arguments[0]):
-            builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(types.boolean), generate

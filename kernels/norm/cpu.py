@@ -23,11 +23,12 @@ from numpy import ndarray
 from minidl.engine.jit import Part, in_parts, jit
 from minidl.kernels.reduce.rows import narrow, repeat, wide
 
-from ..elementwise.stream import get, put
+from ..elementwise.stream import fetch, get, put
 from .reference import __all__ as __all__
 
 BLOCK_SIZE = 16384  # if there are several blocks, each has about this many numbers or more
 MAX_BLOCKS = 64
+AHEAD = 2
 
 
 @jit
@@ -74,6 +75,7 @@ def _moments(x: Part, origin: ndarray, partial: Part) -> None:
     numbers = x.reshape(x.size)
     begin = 0
     while begin + 4 * width <= numbers.size:  # four rows together: the sums are loaded and stored a quarter as often
+        fetch(numbers, begin + 4 * width, 4 * width)
         four = numbers[begin : begin + 4 * width].reshape(4, width)
         p, q, r, s = four[0], four[1], four[2], four[3]
         for i in range(width):
@@ -100,6 +102,10 @@ def _normalize(x: Part, mean: ndarray, scale: ndarray, bias: ndarray, shortcut: 
     zero, adds = x.dtype.type(0), shortcut.size > 0
     numbers, results, others = x.reshape(x.size), y.reshape(y.size), shortcut.reshape(shortcut.size)
     for start in range(0, numbers.size, width):
+        fetch(numbers, start + AHEAD * width, width)
+        fetch(results, start + AHEAD * width, width)
+        if adds:
+            fetch(others, start + AHEAD * width, width)
         row, result = numbers[start : start + width], results[start : start + width]
         other = others[start : start + width]
         for i in range(row.size):
@@ -158,6 +164,8 @@ def _gradient_moments(
     dys, numbers = dy.reshape(dy.size), x.reshape(x.size)
     begin = 0
     while begin + 4 * width <= numbers.size:
+        fetch(dys, begin + 4 * width, 4 * width)
+        fetch(numbers, begin + 4 * width, 4 * width)
         g4 = dys[begin : begin + 4 * width].reshape(4, width)
         x4 = numbers[begin : begin + 4 * width].reshape(4, width)
         g0, g1, g2, g3, x0, x1, x2, x3 = g4[0], g4[1], g4[2], g4[3], x4[0], x4[1], x4[2], x4[3]
@@ -191,6 +199,9 @@ def _input_gradient(
     slope, constant = repeat(slope, width), repeat(constant, width)
     dys, numbers, dxs = dy.reshape(dy.size), x.reshape(x.size), dx.reshape(dx.size)
     for start in range(0, numbers.size, width):
+        fetch(dys, start + AHEAD * width, width)
+        fetch(numbers, start + AHEAD * width, width)
+        fetch(dxs, start + AHEAD * width, width)
         dy_row, row, dx_row = dys[start : start + width], numbers[start : start + width], dxs[start : start + width]
         for i in range(row.size):
             gradient, distance = _passing(dy_row, row, mean, scale, bias, relu, i, i)
