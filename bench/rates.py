@@ -4,7 +4,8 @@
 
 A level is the place from which a core receives a number: 0 for L1, 1 for L2, 2 for L3, 3 for memory. Each rate is that
 of a loop that does nothing else, on vectors that fill half of the level's cache (for memory: 256 MB), in the fastest of
-several turns. All rates are sums over the threads. So a kernel that uses a level cannot be faster than these loops.
+several turns. For L3 they are at most 8 times as large as L2: a virtual machine may report the L3 of a whole server, and
+use a part of it. All rates are sums over the threads. So a kernel that uses a level cannot be faster than these loops.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ def loops(threads: int, level: int) -> dict[str, tuple[Callable[[], object], flo
         ways = measure.copies(measure.LARGE, threads)
         moved = {f"copy {name}": way for name, way in ways.items() if name != measure.IN_PLACE}
         return {"read": (lambda: _read_often(whole, sink, 1), float(whole.nbytes)), **moved}
-    half = capacity(threads)[level] // 2
+    sizes = capacity(threads)
+    half = min(sizes[level] // 2, 8 * sizes[L2]) if level == L3 and sizes[L2] else sizes[level] // 2
     source, first, second = rows(threads, half), rows(threads, half // 2), rows(threads, half // 2)
     times = max(1, round(PER_TURN / max(1, half)))
     return {

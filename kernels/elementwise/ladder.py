@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from numpy import ndarray
 
-from minidl.engine.jit import Part, jit
+from minidl.engine.jit import Part, in_parts, jit
 
 from . import cpu
-from .stream import streamed
+from .stream import _chunk, _chunks, _finish, _passes_caches, chunked, get, put
 
 
 def in_numpy(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
@@ -23,15 +23,34 @@ def one_loop(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
         out[i] = factor * x[i] + summand
 
 
-@streamed
+@chunked
 def all_threads(x: Part, scale: float, shift: float, out: Part) -> None:
     """Run the same loop on chunks. A large output is still read from memory before it is overwritten."""
     one_loop(x, scale, shift, out)
+
+
+@jit
+def _one_chunk(chunks: int) -> int:
+    return chunks
+
+
+@jit
+def _nothing(x: ndarray, written: bool, k: int, chunks: int) -> None:
+    pass
+
+
+@in_parts(_chunks, _chunk, runs=_one_chunk, before=_nothing, after=_finish, past=_passes_caches)
+def past_the_caches(x: Part, scale: float, shift: float, out: Part, past: bool) -> None:
+    """Store large outputs past the caches. A core still waits for x, if it does not look far enough ahead."""
+    factor, summand = x.dtype.type(scale), x.dtype.type(shift)
+    for i in range(out.size):
+        put(out, i, factor * get(x, i) + summand, past)
 
 
 RUNGS = {
     "1 NumPy expression": in_numpy,
     "2 one loop, one thread": one_loop,
     "3 chunks, all threads": all_threads,
-    "4 large outputs past the caches": cpu.affine,
+    "4 large outputs past the caches": past_the_caches,
+    "5 prefetched strips": cpu.affine,
 }

@@ -1,9 +1,13 @@
-"""Shared by all elementwise kernels: the division of a vector into chunks, and stores that bypass the caches.
+"""Shared by all elementwise kernels: the division of vectors among threads, prefetches, and stores past the caches.
 
-Elementwise kernels do little arithmetic per byte: memory bandwidth limits them. Three rules follow.
+Elementwise kernels do little arithmetic per byte: memory bandwidth limits them. Four rules follow.
 
 - One thread processes a short vector: waking other threads costs more than it saves.
-- A chunk is sliced first, then traversed from 0: LLVM turns this loop into vector instructions.
+- A part is sliced first, then traversed from 0: LLVM turns this loop into vector instructions.
+- A core should always wait for many cache lines at the same time. The more arithmetic a loop contains, the fewer of its
+  loads fit into the window of instructions that the core looks ahead. So long vectors are divided into strips, and all
+  lines of the next strip are requested before a strip is processed. On an Intel Xeon, this makes gelu from memory 3.3
+  times as fast, tanh twice, and relu 1.1 times.
 - An output that is too large for the caches bypasses them. An ordinary store first reads the cache line that it is
   about to overwrite; a non-temporal store does not, so relu moves two vectors instead of three. An output that fits
   should stay in the cache, because the next kernel reads it. Non-temporal stores save nothing if the kernel reads the
@@ -24,9 +28,9 @@ from minidl.engine.jit import VECTOR_BYTES, in_parts, jit
 
 CHUNK = 16384  # elements that one thread processes at a time
 SERIAL = 32768  # up to this number of elements, one thread processes the whole vector
-IN_CACHE = 16  # up to this number of chunks, the arrays are likely to be in the caches
-STRIPS = 32  # of a chunk of larger arrays; a strip of float32 has 32 cache lines
-STRIP = CHUNK // STRIPS
+IN_CACHE = 64  # up to this number of chunks, the vectors are likely to be in the caches: no prefetch
+STRIPS = 32  # of a chunk of longer vectors
+STRIP = CHUNK // STRIPS  # elements: of float32, 32 cache lines
 LINE = 64  # bytes of a cache line
 CACHE = 1 << 25  # bytes: from this size on, an output is likely to be evicted before it is read
 
@@ -37,14 +41,13 @@ def _element(context: Any, builder: Any, kind: Any, array: Any, i: Any) -> Any:
 
 @intrinsic
 def _fetch_line(typing: Any, x: Any, i: Any) -> Any:
-    """Start to load the cache line of x[i], which may lie beyond the end of x."""
+    """Begin to load the cache line of x[i]."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address = builder.bitcast(_element(context, builder, x, *arguments), cgutils.voidptr_t)
-        flags = [ir.Constant(ir.IntType(32), flag) for flag in (0, 3, 1)]  # a read, into all caches, of data
+        flags = [ir.Constant(ir.IntType(32), flag) for flag in (0, 3, 1)]  # to read, into all caches, data
         kind = ir.FunctionType(ir.VoidType(), [address.type, *(flag.type for flag in flags)])
-        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(prefetch, [address, *flags])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0"), [address, *flags])
         return context.get_dummy_value()
 
     return types.void(x, types.int64), generate
@@ -52,13 +55,13 @@ def _fetch_line(typing: Any, x: Any, i: Any) -> Any:
 
 @jit
 def fetch(x: ndarray, begin: int, count: int) -> None:
-    """Start to load x[begin : begin + count] into the caches; x (n,). The range may extend beyond x."""
+    """Begin to load x[begin : begin + count] into the first-level cache; x (n,). The range may reach beyond x."""
     for i in range(begin, min(begin + count, x.size), LINE // x.itemsize):
         _fetch_line(x, i)
 
 
 @intrinsic
-def fence(typing: Any) -> Any:
+def _fence(typing: Any) -> Any:
     """Wait until all threads can see the stores of this thread."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -76,68 +79,64 @@ def _chunks(x: ndarray) -> int:
 
 @jit
 def _chunk(x: ndarray, k: int, chunks: int) -> ndarray:
-    """Return chunk k of x (n,). The last chunk extends to the end of x; a single chunk is all of x."""
-    return x[k * CHUNK : (k + 1) * CHUNK if k + 1 < chunks else x.size]
+    return x[k * CHUNK : (k + 1) * CHUNK]
 
 
 @jit
-def _begin(x: ndarray, k: int, chunks: int) -> int:
+def _begin_of_chunk(x: ndarray, k: int, chunks: int) -> int:
     return k * CHUNK
 
 
 @jit
-def _strips(x: ndarray) -> int:
-    """Return the number of parts of x (n,): chunks, or if there are many, their strips."""
+def _parts(x: ndarray) -> int:
+    """Return the number of parts of x (n,): its chunks, or the strips of all chunks if there are many."""
     chunks = _chunks(x)
     return chunks if chunks <= IN_CACHE else chunks * STRIPS
 
 
 @jit
-def _size(strips: int) -> int:
-    return CHUNK if strips <= IN_CACHE else STRIP
+def _runs(parts: int) -> int:
+    """Return the number of chunks."""
+    return parts if parts <= IN_CACHE else parts // STRIPS
 
 
 @jit
-def _runs(strips: int) -> int:
-    return strips if strips <= IN_CACHE else strips // STRIPS
+def _begin_of_part(x: ndarray, k: int, parts: int) -> int:
+    return k * (CHUNK if parts <= IN_CACHE else STRIP)
 
 
 @jit
-def _strip(x: ndarray, k: int, strips: int) -> ndarray:
-    """Return strip k of x (n,); the last ones may be empty."""
-    return x[k * _size(strips) : (k + 1) * _size(strips)]
+def _part(x: ndarray, k: int, parts: int) -> ndarray:
+    """Return part k of x (n,). The last strips may be empty."""
+    return x[_begin_of_part(x, k, parts) : _begin_of_part(x, k + 1, parts)]
 
 
 @jit
-def _begin_of_strip(x: ndarray, k: int, strips: int) -> int:
-    return k * _size(strips)
-
-
-@jit
-def _passes_caches(out: ndarray, k: int, strips: int) -> bool:
+def _passes_caches(out: ndarray, k: int, parts: int) -> bool:
     return out.size * out.itemsize >= CACHE and out.ctypes.data % VECTOR_BYTES == 0
 
 
 @jit
-def _fetch_next(x: ndarray, written: bool, k: int, strips: int) -> None:
-    """Fetch the strip after strip k, unless it is written past the caches."""
-    if strips > IN_CACHE and not (written and _passes_caches(x, k, strips)):
+def _fetch_next(x: ndarray, written: bool, k: int, parts: int) -> None:
+    """Fetch the strip after strip k, unless stores to x bypass the caches."""
+    if parts > IN_CACHE and not (written and _passes_caches(x, k, parts)):
         fetch(x, (k + 1) * STRIP, STRIP)
 
 
 @jit
-def _end(out: ndarray) -> None:
+def _finish(out: ndarray) -> None:
     """If stores bypassed the caches, wait until all threads can see them: their order is not guaranteed."""
-    if _passes_caches(out, 0, 0):
-        fence()
+    if _passes_caches(out, 0, 1):
+        _fence()
 
 
-# Decorators that make a kernel from a function for one part of its vectors. The function may have computed parameters:
+# Two decorators that make a kernel from a function for a part of its vectors: `chunked` for functions that have a cost
+# per call, `streamed` for all others. The function may have computed parameters:
 # begin: the index of the part's first element;
-# past: whether stores to the output (the last `Part`) bypass the caches: if it is large and aligned to whole vectors.
-chunked = in_parts(_chunks, _chunk, begin=_begin)
+# past: (`streamed`) whether stores to the output, the last `Part`, bypass the caches: if it is large and aligned.
+chunked = in_parts(_chunks, _chunk, begin=_begin_of_chunk)
 streamed = in_parts(
-    _strips, _strip, runs=_runs, ahead=_fetch_next, end=_end, begin=_begin_of_strip, past=_passes_caches
+    _parts, _part, runs=_runs, before=_fetch_next, after=_finish, begin=_begin_of_part, past=_passes_caches
 )
 
 

@@ -170,11 +170,11 @@ class Emitter:
         """Return max(x, least); NaN stays NaN."""
         return self.builder.select(self.builder.fcmp_ordered("<", x, least), least, x)
 
-    def prefetch(self, start: Value, offset: Offset, write: bool) -> None:
-        """Begin to load the cache line of start[offset]: for writing, or for reading into the second-level cache."""
+    def prefetch(self, start: Value, offset: Offset, write: bool = False, level: int = 2) -> None:
+        """Begin to load the cache line of start[offset] into the first- or second-level cache, for reading or writing."""
         flag, pointer = ir.IntType(32), self.builder.bitcast(self.at(start, offset), ir.IntType(8).as_pointer())
-        near, data = 2, 1  # LLVM's codes: the second-level cache; data, not instructions
-        self._call("llvm.prefetch.p0", ir.VoidType(), pointer, flag(int(write)), flag(near), flag(data))
+        locality, data = 4 - level, 1  # LLVM's codes: 3 for the first level, 2 for the second; data, not instructions
+        self._call("llvm.prefetch.p0", ir.VoidType(), pointer, flag(int(write)), flag(locality), flag(data))
 
     def _call(self, name: str, result: Any, *arguments: Value) -> Value:
         kind = ir.FunctionType(result, [argument.type for argument in arguments])

@@ -24,7 +24,7 @@ from .blocks import few_panels
 from .emitter import Emitter, Sums, Value, instructions
 from .product import with_bias_and_relu
 
-AHEAD = 32
+AHEAD = 8
 
 
 def _make_few_tile(rows: int) -> Any:
@@ -46,7 +46,7 @@ def _make_few_tile(rows: int) -> Any:
             for panel in panels:
                 soon = e.at(panel, e.times(b_step, AHEAD))
                 for v in range(2):
-                    e.prefetch(soon, v * e.lanes, write=False)
+                    e.prefetch(soon, v * e.lanes, level=1)
             columns = [column for panel in panels for column in e.columns(panel, 2)]
             return e.rank_one(sums, (e.at(start, a_k) for start in rows_of_a), columns)
 

@@ -128,7 +128,7 @@ def {name}({parameters}):
         _part({cut})
 """
 
-_STREAM = """
+_KERNEL_WITH_RUNS = """
 def {name}({parameters}):
     parts = _count({last})
     if parts == 1:
@@ -136,16 +136,18 @@ def {name}({parameters}):
         _part({whole})
         return
     runs = _runs(parts)
+    length = parts // runs
     for run in prange(runs):
-        for part in range(int64(run) * (parts // runs), (int64(run) + 1) * (parts // runs)):
-            {ahead}
+        first = int64(run) * length
+        for part in range(first, first + length):
+            {before}
             _part({cut})
-        _end({last})
+        _after({last})
 """
 
 
 def in_parts(
-    count: Any, cut: Any, runs: Any = None, ahead: Any = None, end: Any = None, **computed: Any
+    count: Any, cut: Any, runs: Any = None, before: Any = None, after: Any = None, **computed: Any
 ) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that makes a parallel kernel from a function that computes one part of the result.
 
@@ -159,9 +161,9 @@ def in_parts(
     threads would take time. The function then receives whole arrays, since making slices would take time (25 ns for
     relu). `kernel.part` is the compiled function.
 
-    With `runs`, `ahead` and `end`, a thread computes a run of consecutive parts. `runs(parts)` is the number of runs,
-    and divides `parts`. Before each part, the kernel calls `ahead(array, written, part, parts)` for each array, where
-    `written` is whether the array is `last`, and after each run `end(last)`.
+    With `runs`, a thread takes several consecutive parts at a time: a run. `runs(parts)`, the number of runs, divides
+    `parts`. The kernel then calls `before(array, array is last, part, parts)` for each array before each part, and
+    `after(last)` after each run.
 
     The kernel is generated as source code with explicit parameter names. A closure that takes `*arguments` would be
     slower, and Numba could not load it from the cache: the key would contain the enclosed function, which differs in
@@ -173,17 +175,17 @@ def in_parts(
         arrays = [p for p, parameter in parameters.items() if parameter.annotation == "Part"]
         whole = {p: f"_{p}({arrays[-1]}, part, parts)" if p in computed else p for p in parameters}
         cut_arrays = {p: f"_cut({p}, part, parts)" for p in arrays}
-        source = (_STREAM if runs else _KERNEL).format(
+        source = (_KERNEL_WITH_RUNS if runs else _KERNEL).format(
             name=name,
             parameters=", ".join(p for p in parameters if p not in computed),
             last=arrays[-1],
             whole=", ".join(whole.values()),
             cut=", ".join((whole | cut_arrays).values()),
-            ahead="; ".join(f"_ahead({p}, {p == arrays[-1]}, part, parts)" for p in arrays),
+            before="; ".join(f"_before({p}, {p == arrays[-1]}, part, parts)" for p in arrays),
         )
         function.__qualname__ += "_part"
         scope = {"_part": apart_jit(function), "_count": count, "_cut": cut, "prange": prange}
-        scope |= {"_runs": runs, "_ahead": ahead, "_end": end, "int64": types.int64}
+        scope |= {"_runs": runs, "_before": before, "_after": after, "int64": types.int64}
         scope |= {f"_{p}": compute for p, compute in computed.items()} | {"__name__": function.__module__}
         code = function.__code__  # the kernel gets the file of `function`: Numba caches only functions from a file
         tree = ast.increment_lineno(ast.parse(source), code.co_firstlineno - 2)  # the source begins with an empty line
