@@ -35,7 +35,7 @@ from minidl.checked import one_of
 from minidl.data.views import VIEWS, averaged
 from minidl.engine.autograd import grad_enabled
 from minidl.engine.device import forbid_recording
-from minidl.engine.tensor import Tensor
+from minidl.engine.tensor import FLOATS, Tensor
 from minidl.errors import ShapeError
 from minidl.nn.modes import evaluating, mode_changes
 from minidl.nn.module import Module
@@ -55,6 +55,13 @@ def correct_answers(logits: Tensor, labels: np.ndarray) -> int:
     """
     _check_rows(logits, labels)
     return int((logits.numpy().argmax(axis=-1).reshape(-1) == labels.reshape(-1)).sum())
+
+
+def _contiguous_floats(x: Any) -> np.ndarray:
+    """Return x as a contiguous array of floats with at least one axis. Raises ShapeError like Tensor."""
+    if type(x) is np.ndarray and x.dtype in FLOATS and x.ndim and x.flags.c_contiguous:
+        return x
+    return np.ascontiguousarray(Tensor(x)._data)
 
 
 def _check_rows(logits: Tensor, labels: np.ndarray) -> None:
@@ -168,7 +175,7 @@ class Gradient(Replayed):
             raise ShapeError(f"Gradient: labels hold {np.asarray(y).dtype}; expected integers")
         if self.ahead and self.ahead[0] is x and self.ahead[1] is y:
             return self.ahead[2], self.ahead[3]
-        return np.ascontiguousarray(Tensor(x)._data), np.ascontiguousarray(y, np.int64)
+        return _contiguous_floats(x), np.ascontiguousarray(y, np.int64)
 
     def by_tape(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """Do the same as `__call__`, on the tape."""
@@ -231,7 +238,7 @@ class Prediction(Replayed):
     def outputs(self, x: np.ndarray) -> np.ndarray:
         """Return the outputs for the images themselves."""
         forbid_recording(NESTED)
-        x = np.ascontiguousarray(Tensor(x)._data)
+        x = _contiguous_floats(x)
         with self.workspace.lock:
             program = self.program({"x": x})
             if program is not None:
@@ -247,7 +254,7 @@ class Prediction(Replayed):
     def prepare(self, x: np.ndarray) -> None:
         """Record the step for batches of this shape and compile its kernels, without running it."""
         with self.workspace.lock:
-            program = self.program({"x": np.ascontiguousarray(Tensor(x)._data)})
+            program = self.program({"x": _contiguous_floats(x)})
             if program is not None:
                 program.warm()
 

@@ -250,8 +250,10 @@ class Replayed:
         """Return the address of each region for a run. On a GPU, copy what is not there yet."""
         if self.batches is not None:
             return self._addresses_on_gpu() | self.batches.send(batch)
-        own = {WORKSPACE: self.workspace.address, **self.addresses}
-        return own | {name: address(array) for name, array in batch.items()}
+        found = {WORKSPACE: self.workspace.address, **self.addresses}
+        for name, array in batch.items():
+            found[name] = address(array)
+        return found
 
     def _addresses_on_gpu(self) -> dict[str, int]:
         arena, statistics = self.arena, self.model.statistics

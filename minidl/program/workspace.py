@@ -44,4 +44,4 @@ class Workspace:
         self.memory, self.address = memory, address(memory)
 
     def view(self, offset: int, like: np.ndarray) -> np.ndarray:
-        return self.memory[offset : offset + like.nbytes].view(like.dtype).reshape(like.shape)
+        return np.ndarray(like.shape, like.dtype, self.memory, offset)
