@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 from numpy import ndarray
 
 from minidl.engine.jit import jit, parallel_jit, prange
-from minidl.kernels.elementwise.stream import chunk, chunks, finish, get, put
+from minidl.kernels.elementwise.stream import chunk, chunks, fence, get, put
 
 DEAD = 5  # State.DEAD of transport/messages.py
 HELD = 1 << 32  # more than any number of slots
@@ -188,4 +188,4 @@ def copy_past(source: ndarray, out: ndarray) -> None:
 def _copy_past(source: ndarray, out: ndarray) -> None:
     for i in range(out.size):
         put(out, i, get(source, i), True)
-    finish(True)
+    fence()

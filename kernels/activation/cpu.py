@@ -1,6 +1,6 @@
-"""Activation functions: for each function, a loop over one chunk of the vectors. The threads process different chunks.
+"""Activation functions: for each function, a loop over one part of the vectors. The threads process different parts.
 
-functions.py computes exp, tanh and the like. elementwise/stream.py divides vectors into chunks and stores results.
+functions.py computes exp, tanh and the like. elementwise/stream.py divides vectors, prefetches, and stores results.
 """
 
 from __future__ import annotations

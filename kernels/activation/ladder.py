@@ -36,5 +36,5 @@ RUNGS = {
     "1 a call for each element": one_call_each,
     "2 a polynomial, in vectors": polynomial,
     "3 chunks, all threads": all_threads,
-    "4 large outputs past the caches": cpu.tanh,
+    "4 large outputs past the caches, prefetched strips": cpu.tanh,
 }

@@ -2,7 +2,7 @@
 
 Numbers (scale, shift, exponent) arrive as float64 and are converted to the arrays' type before the loop: a single
 float64 would make the compiler compute everything in float64, with half as many numbers in a vector. stream.py divides
-vectors into chunks, and loads and stores their elements. Operations with @jit are rarely needed, and run on one thread.
+vectors into parts, and loads and stores their elements. Operations with @jit are rarely needed, and run on one thread.
 """
 
 from __future__ import annotations

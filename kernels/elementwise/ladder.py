@@ -7,7 +7,7 @@ from numpy import ndarray
 from minidl.engine.jit import Part, in_parts, jit
 
 from . import cpu
-from .stream import _chunk, _chunks, _finish, _passes_caches, chunked, get, put
+from .stream import _finish, _passes_caches, chunk, chunked, chunks, get, put
 
 
 def in_numpy(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
@@ -39,7 +39,7 @@ def _nothing(x: ndarray, written: bool, k: int, chunks: int) -> None:
     pass
 
 
-@in_parts(_chunks, _chunk, runs=_one_chunk, before=_nothing, after=_finish, past=_passes_caches)
+@in_parts(chunks, chunk, runs=_one_chunk, before=_nothing, after=_finish, past=_passes_caches)
 def past_the_caches(x: Part, scale: float, shift: float, out: Part, past: bool) -> None:
     """Store large outputs past the caches. A core still waits for x, if it does not look far enough ahead."""
     factor, summand = x.dtype.type(scale), x.dtype.type(shift)

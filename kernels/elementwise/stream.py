@@ -61,7 +61,7 @@ def fetch(x: ndarray, begin: int, count: int) -> None:
 
 
 @intrinsic
-def _fence(typing: Any) -> Any:
+def fence(typing: Any) -> Any:
     """Wait until all threads can see the stores of this thread."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -72,14 +72,15 @@ def _fence(typing: Any) -> Any:
 
 
 @jit
-def _chunks(x: ndarray) -> int:
+def chunks(x: ndarray) -> int:
     """Return the number of chunks of x (n,); 1 if one thread is to process all of it."""
     return (x.size + CHUNK - 1) // CHUNK if x.size > SERIAL else 1
 
 
 @jit
-def _chunk(x: ndarray, k: int, chunks: int) -> ndarray:
-    return x[k * CHUNK : (k + 1) * CHUNK]
+def chunk(x: ndarray, k: int, chunks: int) -> ndarray:
+    """Return chunk k of x (n,). The last chunk extends to the end of x; a single chunk is all of x."""
+    return x[k * CHUNK : (k + 1) * CHUNK if k + 1 < chunks else x.size]
 
 
 @jit
@@ -90,8 +91,8 @@ def _begin_of_chunk(x: ndarray, k: int, chunks: int) -> int:
 @jit
 def _parts(x: ndarray) -> int:
     """Return the number of parts of x (n,): its chunks, or the strips of all chunks if there are many."""
-    chunks = _chunks(x)
-    return chunks if chunks <= IN_CACHE else chunks * STRIPS
+    count = chunks(x)
+    return count if count <= IN_CACHE else count * STRIPS
 
 
 @jit
@@ -127,14 +128,14 @@ def _fetch_next(x: ndarray, written: bool, k: int, parts: int) -> None:
 def _finish(out: ndarray) -> None:
     """If stores bypassed the caches, wait until all threads can see them: their order is not guaranteed."""
     if _passes_caches(out, 0, 1):
-        _fence()
+        fence()
 
 
 # Two decorators that make a kernel from a function for a part of its vectors: `chunked` for functions that have a cost
 # per call, `streamed` for all others. The function may have computed parameters:
 # begin: the index of the part's first element;
 # past: (`streamed`) whether stores to the output, the last `Part`, bypass the caches: if it is large and aligned.
-chunked = in_parts(_chunks, _chunk, begin=_begin_of_chunk)
+chunked = in_parts(chunks, chunk, begin=_begin_of_chunk)
 streamed = in_parts(
     _parts, _part, runs=_runs, before=_fetch_next, after=_finish, begin=_begin_of_part, past=_passes_caches
 )

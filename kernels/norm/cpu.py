@@ -7,6 +7,8 @@ The rows are divided into blocks. For sums, the shape of the scratch array `part
 number of blocks. The array receives the float64 sums of each block. These sums are added in the order of the blocks, so
 results do not depend on the number of threads.
 
+The loops prefetch (stream.py): with up to four arrays and float64 sums, a core does not look far enough ahead.
+
 An output may share the memory of an input. So the loops of batch norm that write an output read all operands with `get`
 (stream.py), even the repeated means and scales. With a single plain load, LLVM would test whether arrays overlap, and
 process overlapping arrays one number at a time.
@@ -28,7 +30,7 @@ from .reference import __all__ as __all__
 
 BLOCK_SIZE = 16384  # if there are several blocks, each has about this many numbers or more
 MAX_BLOCKS = 64
-AHEAD = 2
+AHEAD = 2  # wide rows: at the beginning of a row, the cache lines of the row that follows the next one are requested
 
 
 @jit
@@ -102,10 +104,10 @@ def _normalize(x: Part, mean: ndarray, scale: ndarray, bias: ndarray, shortcut: 
     zero, adds = x.dtype.type(0), shortcut.size > 0
     numbers, results, others = x.reshape(x.size), y.reshape(y.size), shortcut.reshape(shortcut.size)
     for start in range(0, numbers.size, width):
-        fetch(numbers, start + AHEAD * width, width)
-        fetch(results, start + AHEAD * width, width)
-        if adds:
-            fetch(others, start + AHEAD * width, width)
+        following = start + AHEAD * width
+        fetch(numbers, following, width)
+        fetch(results, following, width)
+        fetch(others, following, width)
         row, result = numbers[start : start + width], results[start : start + width]
         other = others[start : start + width]
         for i in range(row.size):
@@ -199,9 +201,10 @@ def _input_gradient(
     slope, constant = repeat(slope, width), repeat(constant, width)
     dys, numbers, dxs = dy.reshape(dy.size), x.reshape(x.size), dx.reshape(dx.size)
     for start in range(0, numbers.size, width):
-        fetch(dys, start + AHEAD * width, width)
-        fetch(numbers, start + AHEAD * width, width)
-        fetch(dxs, start + AHEAD * width, width)
+        following = start + AHEAD * width
+        fetch(dys, following, width)
+        fetch(numbers, following, width)
+        fetch(dxs, following, width)
         dy_row, row, dx_row = dys[start : start + width], numbers[start : start + width], dxs[start : start + width]
         for i in range(row.size):
             gradient, distance = _passing(dy_row, row, mean, scale, bias, relu, i, i)

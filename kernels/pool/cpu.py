@@ -15,7 +15,6 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 
-from ..elementwise.stream import fetch
 from .reference import Pair
 from .reference import __all__ as __all__
 
@@ -91,12 +90,9 @@ def _max_pool_pixel(a: ndarray, b: ndarray, c: ndarray, d: ndarray, y: ndarray, 
 
 @apart_jit
 def _max_pool_2x2(x: ndarray, y: ndarray, place: ndarray) -> None:
-    numbers, row, pixels = x.reshape(x.size), x.shape[1] * x.shape[2], 2 * x.shape[2]
     for oh in range(y.shape[0]):
         top, bottom = x[2 * oh], x[2 * oh + 1]
         for ow in range(y.shape[1]):
-            fetch(numbers, (2 * oh + 2) * row + ow * pixels, pixels)
-            fetch(numbers, (2 * oh + 3) * row + ow * pixels, pixels)
             if x.shape[2] >= VECTOR_CHANNELS:
                 _max_pool_pixel(
                     top[2 * ow], top[2 * ow + 1], bottom[2 * ow], bottom[2 * ow + 1], y[oh, ow], place[oh, ow]
@@ -153,12 +149,9 @@ def _max_pool_backward_pixel(dy: ndarray, place: ndarray, a: ndarray, b: ndarray
 def _max_pool_backward_2x2(dy: ndarray, place: ndarray, dx: ndarray) -> None:
     height, width, channels = dy.shape
     zero = dy.dtype.type(0)
-    numbers, row, pixels = dx.reshape(dx.size), dx.shape[1] * channels, 2 * channels
     for oh in range(height):
         top, bottom = dx[2 * oh], dx[2 * oh + 1]
         for ow in range(width):
-            fetch(numbers, (2 * oh + 2) * row + ow * pixels, pixels)
-            fetch(numbers, (2 * oh + 3) * row + ow * pixels, pixels)
             if channels >= VECTOR_CHANNELS:
                 _max_pool_backward_pixel(
                     dy[oh, ow], place[oh, ow], top[2 * ow], top[2 * ow + 1], bottom[2 * ow], bottom[2 * ow + 1]
