@@ -4,8 +4,8 @@
 
 A level is the place from which a core receives a number: 0 for L1, 1 for L2, 2 for L3, 3 for memory. Each rate is that
 of a loop that does nothing else, on vectors that fill half of the level's cache (for memory: 256 MB), in the fastest of
-several turns. For L3 they are at most 8 times as large as L2: a virtual machine may report the L3 of a whole server, and
-use a part of it. All rates are sums over the threads. So a kernel that uses a level cannot be faster than these loops.
+several turns. For L3 they are at most 8 times as large as L2: a virtual machine may report the L3 of a whole server,
+but use a part of it. All rates are sums over the threads. A kernel that uses a level cannot be faster than these loops.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels made by `streamed` process each element once, for sizes around all boundaries of chunks, strips and caches."""
+"""Kernels made by `streamed` process each element once, for sizes around the boundaries of chunks, strips and caches."""
 
 from __future__ import annotations
 

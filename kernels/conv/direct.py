@@ -11,6 +11,8 @@ are divided into blocks (blocks.py). For each block:
    table contains their offsets, so any stride is possible, and a tile may continue on the next line of the image.
 3. `finish_rows` applies bias, scale and shift, shortcut and relu while these pixels are in L1.
 
+Before each chunk, a share of what the next block reads is prefetched.
+
 In geometry.py, a tap is one position of the window. Here, a tap is a run of `depth` contiguous numbers. Without
 dilation, the pixels in a row of the window are contiguous, so the row is one tap. With dilation, each pixel is a tap.
 For the tile of channels.py, each channel of each pixel is a tap.

@@ -26,7 +26,19 @@ from numpy import ndarray
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
-from .blocks import Block, Cut, block_at, clear, copy, copy_pixels, copy_size, cut_into_blocks, gather, place, source_range
+from .blocks import (
+    Block,
+    Cut,
+    block_at,
+    clear,
+    copy,
+    copy_pixels,
+    copy_size,
+    cut_into_blocks,
+    gather,
+    place,
+    source_range,
+)
 from .channels import channel_panel, channel_width
 from .geometry import LINE, Layer, aligned, bundle_of, by_channels, ceildiv, forward_axis, inside, layer_of
 from .planes import prefetch_part

@@ -171,7 +171,7 @@ class Emitter:
         return self.builder.select(self.builder.fcmp_ordered("<", x, least), least, x)
 
     def prefetch(self, start: Value, offset: Offset, write: bool = False, level: int = 2) -> None:
-        """Begin to load the cache line of start[offset] into the first- or second-level cache, for reading or writing."""
+        """Begin to load the cache line of start[offset], to read or write it, into the cache of this level (1 or 2)."""
         flag, pointer = ir.IntType(32), self.builder.bitcast(self.at(start, offset), ir.IntType(8).as_pointer())
         locality, data = 4 - level, 1  # LLVM's codes: 3 for the first level, 2 for the second; data, not instructions
         self._call("llvm.prefetch.p0", ir.VoidType(), pointer, flag(int(write)), flag(locality), flag(data))

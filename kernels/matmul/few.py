@@ -6,7 +6,7 @@ Each number of b is used only `rows` times. The tile of product.py is not made f
 some of them are missing, and reads 128 bytes of each row of b. Then the next row is often on another page of memory.
 Here a tile has exactly as many rows as the product, and is as wide as the registers allow: 1 KB of a row of b for one
 row of a, 256 bytes for four rows. b is read in place, or from packed panels at a distance of b_panel numbers. (In the
-formula, b_panel is the width of a panel.) Each tile prefetches the rows of b that it will read soon.
+formula, b_panel is the width of a panel.) Each tile prefetches the row of b that it will read AHEAD rows later.
 
 The sum is computed in the order of k, as in product.py, so the bits are the same.
 """
@@ -24,7 +24,7 @@ from .blocks import few_panels
 from .emitter import Emitter, Sums, Value, instructions
 from .product import with_bias_and_relu
 
-AHEAD = 8
+AHEAD = 8  # rows of b: a longer distance would evict rows from L1 before they are read
 
 
 def _make_few_tile(rows: int) -> Any:
