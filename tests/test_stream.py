@@ -1,4 +1,4 @@
-"""Kernels made by `streamed` process each element once, for sizes around the boundaries of chunks, strips and caches."""
+"""`chunked` and `streamed`: each element is computed once, for sizes around the boundaries of chunks and strips."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_bits_do_not_depend_on_the_length(name: str) -> None:
     np.testing.assert_array_equal(in_place, short)
 
 
-def test_dropout_draws_the_same_numbers_for_a_long_vector() -> None:
+def test_dropout_draws_the_same_numbers_in_all_chunks() -> None:
     x, memory = vectors(LONG + STRIP + 1, np.float32)
     dropout.dropout(x, 0.3, 5, 7, memory[: x.size])
     tail = np.empty(x.size - LONG + 9, np.float32)

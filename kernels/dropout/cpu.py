@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import Part, jit
 
-from ..elementwise.stream import get, put, streamed
+from ..elementwise.stream import chunked, get, put
 from .reference import GOLDEN as GOLDEN_NUMBER
 from .reference import __all__ as __all__
 
@@ -63,6 +63,6 @@ def _across_blocks(x: ndarray, p: float, seed: int, position: np.uint64, y: ndar
         _dropout(x[room:], p, np.uint64(seed), position + np.uint64(room), y[room:], False)
 
 
-@streamed
+@chunked
 def dropout(x: Part, p: float, seed: int, offset: int, y: Part, begin: int, past: bool) -> None:
     _across_blocks(x, p, seed, np.uint64(offset) + np.uint64(begin), y, past)

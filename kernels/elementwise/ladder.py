@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from numpy import ndarray
 
-from minidl.engine.jit import Part, in_parts, jit
+from minidl.engine.jit import Part, jit
 
 from . import cpu
-from .stream import _finish, _passes_caches, chunk, chunked, chunks, get, put
+from .stream import chunked, get, put
 
 
 def in_numpy(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
@@ -29,17 +29,7 @@ def all_threads(x: Part, scale: float, shift: float, out: Part) -> None:
     one_loop(x, scale, shift, out)
 
 
-@jit
-def _one_chunk(chunks: int) -> int:
-    return chunks
-
-
-@jit
-def _nothing(x: ndarray, written: bool, k: int, chunks: int) -> None:
-    pass
-
-
-@in_parts(chunks, chunk, runs=_one_chunk, before=_nothing, after=_finish, past=_passes_caches)
+@chunked
 def past_the_caches(x: Part, scale: float, shift: float, out: Part, past: bool) -> None:
     """Store large outputs past the caches. A core still waits for x, if it does not look far enough ahead."""
     factor, summand = x.dtype.type(scale), x.dtype.type(shift)

@@ -131,13 +131,14 @@ def _finish(out: ndarray) -> None:
         fence()
 
 
-# Two decorators that make a kernel from a function for a part of its vectors: `chunked` for functions that have a cost
-# per call, `streamed` for all others. The function may have computed parameters:
+# Two decorators that make a kernel from a function for a part of its vectors. `streamed` is faster if memory limits the
+# function, `chunked` if each call costs time, or if the loop has so many streams that the CPU prefetches well enough.
+# The function may have computed parameters:
 # begin: the index of the part's first element;
-# past: (`streamed`) whether stores to the output, the last `Part`, bypass the caches: if it is large and aligned.
-chunked = in_parts(chunks, chunk, begin=_begin_of_chunk)
+# past: whether stores to the output (the last `Part`) bypass the caches: if it is large and aligned to whole vectors.
+chunked = in_parts(chunks, chunk, after=_finish, begin=_begin_of_chunk, past=_passes_caches)
 streamed = in_parts(
-    _parts, _part, runs=_runs, before=_fetch_next, after=_finish, begin=_begin_of_part, past=_passes_caches
+    _parts, _part, after=_finish, runs=_runs, before=_fetch_next, begin=_begin_of_part, past=_passes_caches
 )
 
 

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from minidl.engine.jit import Part
 
-from ..elementwise.stream import get, put, streamed
+from ..elementwise.stream import chunked, get, put
 from .reference import __all__ as __all__
 
 
-@streamed
+@chunked
 def mix(theta: Part, other: Part, weight: float) -> None:
     factor = theta.dtype.type(weight)
     for i in range(theta.size):
         theta[i] += factor * (other[i] - theta[i])
 
 
-@streamed
+@chunked
 def axpy(factor: float, x: Part, y: Part) -> None:
     factor = y.dtype.type(factor)
     for i in range(y.size):
         put(y, i, get(y, i) + factor * get(x, i), False)
 
 
-@streamed
+@chunked
 def pull(x: Part, center: Part, weight: float, out: Part) -> None:
     factor = out.dtype.type(weight)
     for i in range(out.size):
         put(out, i, factor * (get(x, i) - get(center, i)), False)
 
 
-@streamed
+@chunked
 def elastic(x: Part, center: Part, weight: float) -> None:
     factor = x.dtype.type(weight)
     for i in range(x.size):

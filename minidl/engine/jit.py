@@ -126,6 +126,7 @@ def {name}({parameters}):
         return
     for part in prange(parts):
         _part({cut})
+        {after}
 """
 
 _KERNEL_WITH_RUNS = """
@@ -142,12 +143,12 @@ def {name}({parameters}):
         for part in range(first, first + length):
             {before}
             _part({cut})
-        _after({last})
+        {after}
 """
 
 
 def in_parts(
-    count: Any, cut: Any, runs: Any = None, before: Any = None, after: Any = None, **computed: Any
+    count: Any, cut: Any, after: Any = None, runs: Any = None, before: Any = None, **computed: Any
 ) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that makes a parallel kernel from a function that computes one part of the result.
 
@@ -161,9 +162,9 @@ def in_parts(
     threads would take time. The function then receives whole arrays, since making slices would take time (25 ns for
     relu). `kernel.part` is the compiled function.
 
-    With `runs`, a thread takes several consecutive parts at a time: a run. `runs(parts)`, the number of runs, divides
-    `parts`. The kernel then calls `before(array, array is last, part, parts)` for each array before each part, and
-    `after(last)` after each run.
+    With `runs` and `before`, a thread takes several consecutive parts at a time: a run. `runs(parts)`, the number of
+    runs, divides `parts`. Before each part, it calls `before(array, array is last, part, parts)` for each array. With
+    `after`, it calls `after(last)` after each run, or without runs after each part.
 
     The kernel is generated as source code with explicit parameter names. A closure that takes `*arguments` would be
     slower, and Numba could not load it from the cache: the key would contain the enclosed function, which differs in
@@ -182,6 +183,7 @@ def in_parts(
             whole=", ".join(whole.values()),
             cut=", ".join((whole | cut_arrays).values()),
             before="; ".join(f"_before({p}, {p == arrays[-1]}, part, parts)" for p in arrays),
+            after=f"_after({arrays[-1]})" if after else "pass",
         )
         function.__qualname__ += "_part"
         scope = {"_part": apart_jit(function), "_count": count, "_cut": cut, "prange": prange}
