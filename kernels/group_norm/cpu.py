@@ -23,7 +23,7 @@ from numpy import ndarray
 from minidl.engine.jit import Part, in_parts, jit
 
 from ..elementwise.stream import get, put
-from ..norm.cpu import BLOCK_SIZE, MAX_BLOCKS, _block, _passing, _total, by_partial_sums
+from ..norm.cpu import BLOCK_SIZE, MAX_BLOCKS, _block, _limit, _passing, _total, by_partial_sums
 from ..reduce.rows import narrow, repeat
 from .reference import __all__ as __all__
 
@@ -95,14 +95,14 @@ def _add_gradients(
 ) -> None:
     """Compute sums (2, width) of dy and dy * (x - mean); with relu, only over positive outputs."""
     first, second = sums[0], sums[1]
-    width, begin = first.size, 0
+    width, begin, limit = first.size, 0, _limit(x, relu)
     sums[:] = 0
     while begin + ROWS * width <= x.size:
         for i in range(width):
-            total, distance = _passing(dy, x, mean, scale, bias, relu, begin + i, i)
+            total, distance = _passing(dy, x, mean, scale, bias, limit, begin + i, i)
             total_z = total * distance
             for row in range(1, ROWS):
-                gradient, distance = _passing(dy, x, mean, scale, bias, relu, begin + row * width + i, i)
+                gradient, distance = _passing(dy, x, mean, scale, bias, limit, begin + row * width + i, i)
                 total += gradient
                 total_z += gradient * distance
             put(first, i, first[i] + total, False)
@@ -110,7 +110,7 @@ def _add_gradients(
         begin += ROWS * width
     while begin < x.size:
         for i in range(min(width, x.size - begin)):
-            gradient, distance = _passing(dy, x, mean, scale, bias, relu, begin + i, i)
+            gradient, distance = _passing(dy, x, mean, scale, bias, limit, begin + i, i)
             put(first, i, first[i] + gradient, False)
             put(second, i, second[i] + gradient * distance, False)
         begin += width
@@ -122,9 +122,10 @@ def _input_gradient(
     constant: ndarray, dx: ndarray,
 ) -> None:  # fmt: skip
     """Compute dx = scale * dy + slope * (x - mean) + constant; with relu, dy is 0 where the output was not positive."""
+    limit = _limit(x, relu)
     for begin in range(0, x.size, mean.size):
         for i in range(min(mean.size, x.size - begin)):
-            gradient, distance = _passing(dy, x, mean, scale, bias, relu, begin + i, i)
+            gradient, distance = _passing(dy, x, mean, scale, bias, limit, begin + i, i)
             put(dx, begin + i, get(scale, i) * gradient + (get(slope, i) * distance + get(constant, i)), False)
 
 

@@ -81,9 +81,10 @@ def _moments(x: Part, origin: ndarray, partial: Part) -> None:
         four = numbers[begin : begin + 4 * width].reshape(4, width)
         p, q, r, s = four[0], four[1], four[2], four[3]
         for i in range(width):
-            a, b, c, d = p[i] - origin[i], q[i] - origin[i], r[i] - origin[i], s[i] - origin[i]
-            first[i] += (a + b) + (c + d)
-            second[i] += (a * a + b * b) + (c * c + d * d)
+            o = get(origin, i)
+            a, b, c, d = get(p, i) - o, get(q, i) - o, get(r, i) - o, get(s, i) - o
+            put(first, i, get(first, i) + ((a + b) + (c + d)), False)
+            put(second, i, get(second, i) + ((a * a + b * b) + (c * c + d * d)), False)
         begin += 4 * width
     while begin < numbers.size:
         row = numbers[begin : begin + width]
@@ -144,12 +145,19 @@ def batch_norm(
 
 
 @jit
-def _passing(dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, at: int, i: int) -> Any:
-    """Return dy[at] (with relu, 0 if the output was not positive) and x[at] - mean[i]."""
+def _limit(x: ndarray, relu: bool) -> Any:
+    """Return the largest output that lets no gradient pass: 0 with relu, otherwise NaN, because nothing is <= NaN."""
+    return x.dtype.type(0 if relu else np.nan)
+
+
+@jit
+def _passing(
+    dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, limit: float, at: int, i: int
+) -> Any:
+    """Return dy[at], or 0 if the output was not above the limit (_limit), and x[at] - mean[i]."""
     distance = get(x, at) - get(mean, i)
     gradient = get(dy, at)
-    zero = x.dtype.type(0)
-    return (gradient if (not relu) | (not distance * get(scale, i) + get(bias, i) <= zero) else zero), distance
+    return (x.dtype.type(0) if distance * get(scale, i) + get(bias, i) <= limit else gradient), distance
 
 
 @by_partial_sums
@@ -158,11 +166,13 @@ def _gradient_moments(
 ) -> None:
     """Compute partial[0] (2, C) = sums of dy and dy * (x - mean) over the rows; with relu, only over positive outputs.
 
-    Four rows are added in the type of the arrays, and their sum in float64. Unlike in a variance, no digits cancel.
+    Four rows are added in the type of the arrays, and their sums in float64. Unlike in a variance, no digits cancel.
+    These are two loops: float64 in the first one would halve the length of all its vectors.
     """
-    width = wide(x.shape[1])
+    width, limit = wide(x.shape[1]), _limit(x, relu)
     mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
     first, second = np.zeros(width), np.zeros(width)
+    four_dys, four_products = np.empty(width, x.dtype), np.empty(width, x.dtype)
     dys, numbers = dy.reshape(dy.size), x.reshape(x.size)
     begin = 0
     while begin + 4 * width <= numbers.size:
@@ -172,17 +182,20 @@ def _gradient_moments(
         x4 = numbers[begin : begin + 4 * width].reshape(4, width)
         g0, g1, g2, g3, x0, x1, x2, x3 = g4[0], g4[1], g4[2], g4[3], x4[0], x4[1], x4[2], x4[3]
         for i in range(width):
-            ga, a = _passing(g0, x0, mean, scale, bias, relu, i, i)
-            gb, b = _passing(g1, x1, mean, scale, bias, relu, i, i)
-            gc, c = _passing(g2, x2, mean, scale, bias, relu, i, i)
-            gd, d = _passing(g3, x3, mean, scale, bias, relu, i, i)
-            first[i] += (ga + gb) + (gc + gd)
-            second[i] += (ga * a + gb * b) + (gc * c + gd * d)
+            ga, a = _passing(g0, x0, mean, scale, bias, limit, i, i)
+            gb, b = _passing(g1, x1, mean, scale, bias, limit, i, i)
+            gc, c = _passing(g2, x2, mean, scale, bias, limit, i, i)
+            gd, d = _passing(g3, x3, mean, scale, bias, limit, i, i)
+            put(four_dys, i, (ga + gb) + (gc + gd), False)
+            put(four_products, i, (ga * a + gb * b) + (gc * c + gd * d), False)
+        for i in range(width):
+            put(first, i, get(first, i) + get(four_dys, i), False)
+            put(second, i, get(second, i) + get(four_products, i), False)
         begin += 4 * width
     while begin < numbers.size:
         dy_row, row = dys[begin : begin + width], numbers[begin : begin + width]
         for i in range(row.size):
-            gradient, distance = _passing(dy_row, row, mean, scale, bias, relu, i, i)
+            gradient, distance = _passing(dy_row, row, mean, scale, bias, limit, i, i)
             first[i] += gradient
             second[i] += gradient * distance
         begin += width
@@ -196,7 +209,7 @@ def _input_gradient(
     constant: ndarray, dx: Part,
 ) -> None:  # fmt: skip
     """Compute dx = scale * dy + slope * (x - mean) + constant; with relu, dy is 0 where the output was not positive."""
-    width = wide(x.shape[1])
+    width, limit = wide(x.shape[1]), _limit(x, relu)
     mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
     slope, constant = repeat(slope, width), repeat(constant, width)
     dys, numbers, dxs = dy.reshape(dy.size), x.reshape(x.size), dx.reshape(dx.size)
@@ -207,7 +220,7 @@ def _input_gradient(
         fetch(dxs, following, width)
         dy_row, row, dx_row = dys[start : start + width], numbers[start : start + width], dxs[start : start + width]
         for i in range(row.size):
-            gradient, distance = _passing(dy_row, row, mean, scale, bias, relu, i, i)
+            gradient, distance = _passing(dy_row, row, mean, scale, bias, limit, i, i)
             value = get(scale, i) * gradient + (get(slope, i) * distance + get(constant, i))
             put(dx_row, i, value, False)
 
