@@ -111,15 +111,6 @@ def place(cut: Cut, image: int, line: int, column: int) -> int:
     return ((image * cut.lines + line) * cut.columns + column) * cut.pixel
 
 
-@jit
-def source_range(cut: Cut, block: Block) -> Pair:
-    """Return which range of the source a block reads, roughly: (offset, size), in numbers."""
-    v, line = cut.v, cut.h.source * cut.layer.groups * cut.layer.inner
-    top = max(0, block.row * v.step + v.offset)
-    stop = min(v.source, block.row * v.step + v.offset + span(v, block.rows))
-    return (block.image * v.source + top) * line, max(0, (block.images - 1) * v.source + stop - top) * line
-
-
 @apart_jit
 def gather(cut: Cut, block: Block, group: int, source: ndarray, memory: ndarray) -> tuple[ndarray, int]:
     """Return the array that a block reads for a group, and the offset of the first pixel that the block reads. The

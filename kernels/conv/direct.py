@@ -11,8 +11,6 @@ are divided into blocks (blocks.py). For each block:
    table contains their offsets, so any stride is possible, and a tile may continue on the next line of the image.
 3. `finish_rows` applies bias, scale and shift, shortcut and relu while these pixels are in L1.
 
-Before each chunk, a share of what the next block reads is prefetched.
-
 In geometry.py, a tap is one position of the window. Here, a tap is a run of `depth` contiguous numbers. Without
 dilation, the pixels in a row of the window are contiguous, so the row is one tap. With dilation, each pixel is a tap.
 For the tile of channels.py, each channel of each pixel is a tap.
@@ -30,10 +28,9 @@ from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from minidl.kernels.matmul.tile import panel, panel_width
 
 from . import geometry
-from .blocks import Cut, block_at, copy_size, cut_into_blocks, gather, place, row_of_outputs, source_range
+from .blocks import Cut, block_at, copy_size, cut_into_blocks, gather, place, row_of_outputs
 from .channels import channel_panel, channel_width
 from .geometry import LINE, Layer, aligned, bundle_of, by_channels, ceildiv, forward_axis, gradient_axis, layer_of
-from .planes import prefetch_part
 from .reference import Pair, Shape
 from .rows import fill_end, finish_rows
 from .sizes import CHUNK, KC, MAX_BUNDLE, MC, NR, SERIAL
@@ -189,10 +186,8 @@ def _pass(
     if across:
         groups, columns, width, size = 1, outputs, channel_width(packed), channel_width(packed)
     panels = ceildiv(columns, width)
-    chunks = groups * panels * ceildiv(cut.images * cut.rows * h.pixels, CHUNK)
     for i in range(task * cut.blocks // tasks, (task + 1) * cut.blocks // tasks):
         block = block_at(cut, i)
-        following, chunk = source_range(cut, block_at(cut, min(i + 1, cut.blocks - 1))), 0
         pixel = ((block.image * v.out + v.first + block.row * v.stride) * h.out + h.first) * outputs
         for group in range(groups):
             a, a_at = gather(cut, block, group, x, memory)
@@ -206,8 +201,6 @@ def _pass(
                     for first in range(begin, stop, CHUNK):
                         last = min(first + CHUNK, stop)
                         rows = c_rows[first:last]
-                        prefetch_part(source, following, chunk, chunks)
-                        chunk += 1
                         _sum(across, depth, a, a_taps, a_rows[first:last], a_at + channel, packed, b_taps,
                              number * size, y, rows, at, some)  # fmt: skip
                         if finish:

@@ -26,22 +26,9 @@ from numpy import ndarray
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
-from .blocks import (
-    Block,
-    Cut,
-    block_at,
-    clear,
-    copy,
-    copy_pixels,
-    copy_size,
-    cut_into_blocks,
-    gather,
-    place,
-    source_range,
-)
+from .blocks import Block, Cut, block_at, clear, copy, copy_pixels, copy_size, cut_into_blocks, gather, place
 from .channels import channel_panel, channel_width
 from .geometry import LINE, Layer, aligned, bundle_of, by_channels, ceildiv, forward_axis, inside, layer_of
-from .planes import prefetch_part
 from .reference import Pair, Shape
 from .sizes import MAX_BUNDLE, MAX_PIECE, MAX_UNPACKED, MIN_TASKS, NR, SERIAL, WEIGHT_KC
 
@@ -151,13 +138,6 @@ def _pixel_offsets(cut: Cut, depth: int, dy_step: int) -> tuple[ndarray, ndarray
     return a_taps, b_taps
 
 
-@jit
-def _dy_range(cut: Cut, block: Block) -> Pair:
-    """Return which range of dy a block reads: (offset, size), in numbers."""
-    row = cut.h.out * cut.layer.groups * cut.layer.outer
-    return (block.image * cut.v.out + block.row) * row, block.images * block.rows * row
-
-
 @apart_jit
 def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tuple[ndarray, int, int]:
     """Return a block of dy: array, offset and factor. The panel with first column p begins at offset + p * factor."""
@@ -226,12 +206,7 @@ def _part(
         a, a_at = gather(cut, block, piece.group, source, x_copy)
         b, b_at, b_panel = _gather_dy(piece, block, gradient, dy_copy)
         pixels, accumulate = block.images * block.rows * cut.h.pixels, i > first
-        following = block_at(cut, min(i + 1, last - 1))
-        x_next, dy_next = source_range(cut, following), _dy_range(cut, following)
-        panels = ceildiv(columns, width)
         for p in range(0, columns, width):
-            prefetch_part(x, x_next, p // width, panels)
-            prefetch_part(dy, dy_next, p // width, panels)
             some = min(width, columns - p)
             if across:
                 channel_panel(a_rows.size, pixels, accumulate, a, a_taps, a_rows, a_at + p,
