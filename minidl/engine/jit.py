@@ -124,18 +124,15 @@ def {name}({parameters}):
         part = 0
         _part({whole})
         return
+"""
+
+_EACH_PART = """\
     for part in prange(parts):
         _part({cut})
         {after}
 """
 
-_KERNEL_WITH_RUNS = """
-def {name}({parameters}):
-    parts = _count({last})
-    if parts == 1:
-        part = 0
-        _part({whole})
-        return
+_EACH_RUN = """\
     runs = _runs(parts)
     length = parts // runs
     for run in prange(runs):
@@ -163,8 +160,8 @@ def in_parts(
     relu). `kernel.part` is the compiled function.
 
     With `runs` and `before`, a thread takes several consecutive parts at a time: a run. `runs(parts)`, the number of
-    runs, divides `parts`. Before each part, it calls `before(array, array is last, part, parts)` for each array. With
-    `after`, it calls `after(last)` after each run, or without runs after each part.
+    runs, divides `parts`. Before each part, the kernel calls `before(array, array is last, part, parts)` for each
+    array. With `after`, it calls `after(last)` after each run, or, without runs, after each part.
 
     The kernel is generated as source code with explicit parameter names. A closure that takes `*arguments` would be
     slower, and Numba could not load it from the cache: the key would contain the enclosed function, which differs in
@@ -176,7 +173,7 @@ def in_parts(
         arrays = [p for p, parameter in parameters.items() if parameter.annotation == "Part"]
         whole = {p: f"_{p}({arrays[-1]}, part, parts)" if p in computed else p for p in parameters}
         cut_arrays = {p: f"_cut({p}, part, parts)" for p in arrays}
-        source = (_KERNEL_WITH_RUNS if runs else _KERNEL).format(
+        source = (_KERNEL + (_EACH_RUN if runs else _EACH_PART)).format(
             name=name,
             parameters=", ".join(p for p in parameters if p not in computed),
             last=arrays[-1],
