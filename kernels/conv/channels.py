@@ -1,6 +1,6 @@
 """The tile for groups with few output channels (depthwise: one), where a vector extends across groups.
 
-    c[c_rows[i] + j]  =  sum over t of   a[a_taps[t] + a_rows[i] + j]  *  b[b_taps[t] + j]
+    c[c_rows[i] + j]  =  sum over k of   a[a_rows[i] + a_offsets[k] + j]  *  b[k * b_step + j]
 
 matmul/tile.py explains the arguments. Lane j is an output channel. Each lane needs its own number of a, so both
 operands of a multiplication are vectors, and each multiply-add needs a load. In the micro-kernel of matmul/tile.py, all
@@ -20,8 +20,8 @@ MR = 9  # rows of this tile: the weight gradient of a 3 x 3 kernel has nine
 
 @instructions
 def _tile(
-    e: Emitter, rows: Value, taps: Value, accumulate: Value, a: Value, a_taps: Value, a_rows: Value, a_at: Value,
-    b: Value, b_taps: Value, b_at: Value, c: Value, c_rows: Value, c_at: Value, width: Value,
+    e: Emitter, rows: Value, depth: Value, accumulate: Value, a: Value, a_offsets: Value, a_rows: Value, a_at: Value,
+    b: Value, b_at: Value, b_step: Value, c: Value, c_rows: Value, c_at: Value, width: Value,
 ) -> None:  # fmt: skip
     a, b, c = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
 
@@ -30,14 +30,14 @@ def _tile(
         rows_of_c = [e.at(c, e.number(c_rows, i)) for i in numbers]
         rows_of_a = [e.at(a, e.number(a_rows, i)) for i in numbers]
 
-        def add_tap(sums: Sums, t: Value) -> Sums:
-            weights, at = e.columns(e.at(b, e.number(b_taps, t)), vectors), e.number(a_taps, t)
+        def add_products(sums: Sums, k: Value, b_k: Value) -> Sums:
+            weights, at = e.columns(e.at(b, b_k), vectors), e.number(a_offsets, k)
             return {
                 (i, v): e.multiply_add(e.load(e.at(rows_of_a[i], at), v * e.lanes), weights[v], total)
                 for (i, v), total in sums.items()
             }
 
-        sums = e.loop(taps, [], e.zeros(MR, vectors), add_tap)
+        sums = e.loop(depth, [(0, b_step)], e.zeros(MR, vectors), add_products)
         e.write(e.plus(sums, accumulate, rows_of_c, width), rows_of_c, width)
 
     e.one_or_two(width, tile)
@@ -51,14 +51,14 @@ def channel_width(array: ndarray) -> int:
 
 @apart_jit
 def channel_panel(
-    rows: int, taps: int, accumulate: bool, a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int,
-    b: ndarray, b_taps: ndarray, b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
+    rows: int, depth: int, accumulate: bool, a: ndarray, a_offsets: ndarray, a_rows: ndarray, a_at: int,
+    b: ndarray, b_at: int, b_step: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
 ) -> None:  # fmt: skip
     """Compute a column of tiles: any number of rows, up to channel_width channels.
 
-    In a and b, channel_width numbers must be readable from each offset. The arguments are those of matmul/tile.py's
+    In a and b, channel_width numbers must be readable for each k. The arguments are those of matmul/tile.py's
     panel.
     """
     for i in range(0, rows, MR):
-        _tile(min(MR, rows - i), taps, accumulate, a, a_taps, a_rows[i:], a_at, b, b_taps, b_at,
+        _tile(min(MR, rows - i), depth, accumulate, a, a_offsets, a_rows[i:], a_at, b, b_at, b_step,
               c, c_rows[i:], c_at, width)  # fmt: skip

@@ -11,10 +11,6 @@ are divided into blocks (blocks.py). For each block:
    table contains their offsets, so any stride is possible, and a tile may continue on the next line of the image.
 3. `finish_rows` applies bias, scale and shift, shortcut and relu while these pixels are in L1.
 
-In geometry.py, a tap is one position of the window. Here, a tap is a run of `depth` contiguous numbers. Without
-dilation, the pixels in a row of the window are contiguous, so the row is one tap. With dilation, each pixel is a tap.
-For the tile of channels.py, each channel of each pixel is a tap.
-
 The micro-kernel sums about KC products at a time, and then these sums are added: the rounding error is smaller than
 that of one long sum (README.md, "Accuracy"). The tile of channels.py computes one long sum.
 """
@@ -32,14 +28,14 @@ from .blocks import Cut, block_at, copy_size, cut_into_blocks, gather, place, ro
 from .channels import channel_panel, channel_width
 from .geometry import LINE, Layer, aligned, bundle_of, by_channels, ceildiv, forward_axis, gradient_axis, layer_of
 from .reference import Pair, Shape
-from .rows import fill_end, finish_rows
+from .rows import fill_end, finish_rows, spread_rows
 from .sizes import CHUNK, KC, MAX_BUNDLE, MC, NR, SERIAL
 
 
 @jit
 def _packed_size(layer: Layer) -> int:
     """Return an upper limit for the total size of the packed weights and of the array that rows.py calls `end`."""
-    bundled = layer.groups == 1 and 2 * layer.outer <= NR
+    bundled = 2 * layer.outer <= NR and not by_channels(layer)
     taps = layer.kernel[0] * (layer.kernel[1] + (MAX_BUNDLE * layer.stride[1] if bundled else 0))
     row = layer.groups * layer.outer + NR if by_channels(layer) else layer.groups * (layer.outer + NR)
     return (taps * layer.inner + 5) * row + NR + LINE
@@ -52,6 +48,12 @@ def packed_size(w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilati
 
 
 @jit
+def _task_memory(layer: Layer, width: int) -> int:
+    """Return the size of a task's memory: the sums of a chunk of pixels, and the copy of what a block reads."""
+    return CHUNK * NR + copy_size(layer, width, 0)[1]
+
+
+@jit
 def scratch_size(
     threads: int, x_shape: Shape, w_shape: Shape, backward: bool, groups: int, stride: Pair, padding: Pair,
     dilation: Pair,
@@ -60,7 +62,7 @@ def scratch_size(
     layer = layer_of(w_shape, backward, groups, stride, padding, dilation)
     products = x_shape[0] * x_shape[1] * x_shape[2] * w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3]
     tasks = threads if products > SERIAL * stride[0] * stride[1] else 1
-    return _packed_size(layer) + tasks * copy_size(layer, x_shape[2], 0)[1]
+    return _packed_size(layer) + tasks * _task_memory(layer, x_shape[2])
 
 
 @jit
@@ -99,18 +101,14 @@ def _pack(number: int, cut: Cut, weight: ndarray, backward: bool, packed: ndarra
 
 
 @jit
-def _tap_offsets(cut: Cut, array: ndarray) -> tuple[int, ndarray, ndarray]:
-    """Return the depth of a tap, and two offsets of each tap: in what a block reads, and in a panel of weights."""
-    layer, v, h, across = cut.layer, cut.v, cut.h, by_channels(cut.layer)
-    side_by_side = not across and (h.spacing == 1 or h.taps == 1)  # a row of the window is one tap
-    channels, columns = layer.inner if across else 1, 1 if side_by_side else h.taps
-    taps, depth = v.taps * columns * channels, h.taps * layer.inner if side_by_side else layer.inner
-    a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
-    for t in range(taps):
-        tap = t // channels
-        a_taps[t] = place(cut, 0, tap // columns * v.spacing, tap % columns * h.spacing) + t % channels * cut.channel
-        b_taps[t] = t * (row_of_outputs(layer, 1, array) if across else depth * panel_width(array))
-    return depth, a_taps, b_taps
+def _source_offsets(cut: Cut) -> ndarray:
+    """Return the offset of each product of a sum, in what a block reads. The channels of a tap are adjacent."""
+    layer, v, h = cut.layer, cut.v, cut.h
+    offsets = np.empty(v.taps * h.taps * layer.inner, np.int64)
+    for k in range(offsets.size):
+        tap, channel = k // layer.inner, k % layer.inner
+        offsets[k] = place(cut, 0, tap // h.taps * v.spacing, tap % h.taps * h.spacing) + channel * cut.channel
+    return offsets
 
 
 @jit
@@ -133,24 +131,21 @@ def _pixel_offsets(cut: Cut, outputs: int, whole: int) -> tuple[ndarray, ndarray
 
 @apart_jit
 def _sum(
-    across: bool, depth: int, a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int, b: ndarray, b_taps: ndarray,
-    b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
+    across: bool, a: ndarray, a_offsets: ndarray, a_rows: ndarray, a_at: int, b: ndarray, b_at: int, b_step: int,
+    c: ndarray, c_rows: ndarray, c_at: int, width: int,
 ) -> None:  # fmt: skip
     """Compute c (rows, width), the sums of a chunk of pixels in a panel of outputs.
 
     If `across`, vectors extend across groups (channels.py). Otherwise, about KC products are summed at a time.
     """
-    rows, taps = a_rows.size, a_taps.size
+    rows, depth = a_rows.size, a_offsets.size
     if across:
-        channel_panel(rows, taps, False, a, a_taps, a_rows, a_at, b, b_taps, b_at, c, c_rows, c_at, width)
+        channel_panel(rows, depth, False, a, a_offsets, a_rows, a_at, b, b_at, b_step, c, c_rows, c_at, width)
         return
-    some_taps = ceildiv(taps, ceildiv(taps * depth, KC))
-    some_depth = depth if some_taps > 1 else ceildiv(depth, ceildiv(depth, KC))
-    for t in range(0, taps, some_taps):
-        for k in range(0, depth, some_depth):
-            panel(rows, min(some_taps, taps - t), min(some_depth, depth - k), t + k > 0, a, a_taps[t:], a_rows,
-                  a_at + k, 1, b, b_taps[t:], b_at + k * panel_width(b), panel_width(b), c, c_rows, c_at,
-                  width)  # fmt: skip
+    some = ceildiv(depth, ceildiv(depth, KC))
+    for k in range(0, depth, some):
+        panel(rows, min(some, depth - k), k > 0, a, a_offsets[k:], a_rows, a_at, b, b_at + k * b_step, b_step,
+              c, c_rows, c_at, width)  # fmt: skip
 
 
 @apart_jit
@@ -180,17 +175,21 @@ def _pass(
     outputs = layer.groups * layer.outer
     whole = h.pixels - 1 if h.rest < h.bundle else h.pixels  # complete bundles in a row
     a_rows, c_rows = _pixel_offsets(cut, outputs, whole)
-    depth, a_taps, b_taps = _tap_offsets(cut, packed)
+    sums, copied = memory[: CHUNK * NR], memory[CHUNK * NR :]
+    rows_of_sums = np.arange(CHUNK) * panel_width(sums)
+    apart = layer.groups > 1 and h.bundle > 1  # in y, other groups lie between the outputs of a bundle
+    a_offsets = _source_offsets(cut)
     groups, columns, width = layer.groups, h.bundle * layer.outer, panel_width(packed)
-    size = a_taps.size * depth * width  # the size of a packed panel
+    size, b_step = a_offsets.size * width, width  # the size of a packed panel, and of its rows
     if across:
-        groups, columns, width, size = 1, outputs, channel_width(packed), channel_width(packed)
+        groups, columns, width = 1, outputs, channel_width(packed)
+        size, b_step = width, row_of_outputs(layer, 1, packed)  # the panels are side by side
     panels = ceildiv(columns, width)
     for i in range(task * cut.blocks // tasks, (task + 1) * cut.blocks // tasks):
         block = block_at(cut, i)
         pixel = ((block.image * v.out + v.first + block.row * v.stride) * h.out + h.first) * outputs
         for group in range(groups):
-            a, a_at = gather(cut, block, group, x, memory)
+            a, a_at = gather(cut, block, group, x, copied)
             for p in range(panels):
                 number, at = group * panels + p, pixel + group * layer.outer + p * width
                 channel = p * width if across else 0
@@ -201,10 +200,16 @@ def _pass(
                     for first in range(begin, stop, CHUNK):
                         last = min(first + CHUNK, stop)
                         rows = c_rows[first:last]
-                        _sum(across, depth, a, a_taps, a_rows[first:last], a_at + channel, packed, b_taps,
-                             number * size, y, rows, at, some)  # fmt: skip
-                        if finish:
-                            finish_rows(y, rows, at, some, end, number * width, shortcut)
+                        c, c_at, rows_of_c = (sums, 0, rows_of_sums) if apart else (y, at, rows)
+                        _sum(across, a, a_offsets, a_rows[first:last], a_at + channel, packed, number * size, b_step,
+                             c, rows_of_c, c_at, some)  # fmt: skip
+                        each = layer.outer if apart else some
+                        for o in range(0, some, each):
+                            to = at + o // each * outputs
+                            if apart:  # one pixel of each bundle
+                                spread_rows(sums[o:], y, rows, to, each)
+                            if finish:
+                                finish_rows(y, rows, to, each, end, number * width, shortcut)
 
 
 @apart_jit
@@ -272,7 +277,7 @@ def convolve(
     packed: see reference.py.
     """
     layer = layer_of(weight.shape, backward, groups, stride, padding, dilation)
-    each = copy_size(layer, out.shape[2] if backward else source.shape[2], 0)[1]
+    each = _task_memory(layer, out.shape[2] if backward else source.shape[2])
     tasks = (scratch.size - _packed_size(layer)) // each
     memory, kept = aligned(scratch), aligned(packed)
     bundle = _bundle(layer, backward, source, out)

@@ -140,16 +140,18 @@ def gradient_bundles(layer: Layer, axis: int, size: int, out: int, bundle: int) 
 @jit
 def _cost(layer: Layer, axis: Axis, array: ndarray) -> int:
     """Estimate the time of a pass with this horizontal axis. A row of a tile takes 40 units, plus 4 units for each
-    number of the source that the row multiplies (3 units if the row is a single vector)."""
+    number of the source that the row multiplies (3 units if the row is a single vector). With several groups, the
+    pixels of a bundle are stored one by one, in 60 units each."""
     products = layer.kernel[0] * layer.inner  # numbers of the source for each tap of the axis
-    return ((3 if axis.bundle * layer.outer <= lanes(array) else 4) * axis.taps * products + 40) * axis.pixels
+    row = 40 + (60 * axis.bundle if layer.groups > 1 and axis.bundle > 1 else 0)
+    return ((3 if axis.bundle * layer.outer <= lanes(array) else 4) * axis.taps * products + row) * axis.pixels
 
 
 @apart_jit
 def bundle_of(layer: Layer, backward: bool, size: int, out: int, array: ndarray) -> int:
     """Return how many pixels to compute as one, for lines of `size` pixels in x and of `out` pixels in y."""
     stride, best, least = layer.stride[1], 1, 0
-    if layer.groups > 1 or layer.dilation[1] > 1:
+    if by_channels(layer) or layer.dilation[1] > 1:
         return best
     for remainder in range(stride if backward else 1):
         axis = gradient_axis(layer, 1, size, out, remainder) if backward else forward_axis(layer, 1, size, out, 1)

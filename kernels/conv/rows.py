@@ -9,7 +9,8 @@ import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import jit
-from minidl.kernels.matmul.emitter import Emitter, Value, instructions
+from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
+from minidl.kernels.matmul.tile import panel_width
 
 
 @instructions
@@ -61,6 +62,26 @@ def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: 
             if scale.size:
                 end[groups * columns + at] = scale[o]
                 end[2 * groups * columns + at] = shift[o]
+
+
+@instructions
+def _copy_lanes(
+    e: Emitter, rows: Value, sums: Value, step: Value, y: Value, y_rows: Value, at: Value, width: Value
+) -> None:  # fmt: skip
+    """Copy y[at + y_rows[r] + j] = sums[r * step + j] for r < rows, at least one, and j < width, at most one vector."""
+    y, mask = e.at(y, at), e.mask(0, width)
+
+    def copy_row(_: Sums, r: Value, start: Value) -> Sums:
+        e.store_masked(e.load(e.at(sums, start), 0), e.at(y, e.number(y_rows, r)), 0, mask)
+        return {}
+
+    e.loop(rows, [(0, step)], {}, copy_row)
+
+
+@jit
+def spread_rows(sums: ndarray, y: ndarray, rows: ndarray, at: int, width: int) -> None:
+    """Copy y[at + rows[r] + j] = sums[r * panel_width + j] for all r and all j < width, at most one vector."""
+    _copy_lanes(rows.size, sums, panel_width(sums), y, rows, at, width)
 
 
 @jit

@@ -1,8 +1,8 @@
 """Direct convolution, weight gradient: dweight[u, v, c, o] = sum over pixels of x[pixel + (u, v), c] * dy[pixel, o].
 
 This is the formula for stride 1 and dilation 1 without padding. The micro-kernel of matmul/tile.py computes the sum: a
-tile's rows are weights (u, v, c), its columns are output channels. In the tile's sum over t and k, t is a row of output
-pixels, and k is a pixel of this row. Groups with few outputs use the tile of channels.py. There, t is a pixel.
+tile's rows are weights (u, v, c), its columns are output channels, and k is an output pixel. Groups with few outputs
+use the tile of channels.py.
 
 The sum over all pixels of all images is long, the result is small. So dweight is cut into pieces that stay in cache,
 and the pixels are cut into parts (`splits` is their number). `_part` sums one piece over the pixels of one part. At the
@@ -53,7 +53,7 @@ def _splits(pixels: int, pieces: int) -> int:
 @jit
 def _task_memory(layer: Layer, width: int) -> int:
     """Return the size of a task's memory: copies of a block of dy and of x, and the sums for a bundle's window."""
-    bundled = layer.groups == 1 and 2 * layer.outer <= NR
+    bundled = 2 * layer.outer <= NR and not by_channels(layer)
     columns, copy = copy_size(layer, width, NR)
     gradient = layer.kernel[0] * (layer.kernel[1] + MAX_BUNDLE * layer.stride[1]) * layer.inner * NR if bundled else 0
     outputs = layer.groups * layer.outer if by_channels(layer) else layer.outer
@@ -127,15 +127,13 @@ def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
 
 
 @jit
-def _pixel_offsets(cut: Cut, depth: int, dy_step: int) -> tuple[ndarray, ndarray]:
-    """Return two offsets of each tap, a run of `depth` output pixels: in x and in dy (or in their copies)."""
-    taps = cut.images * cut.rows * cut.h.pixels // depth
-    a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
-    for t in range(taps):
-        i, j = t * depth // cut.h.pixels, t * depth % cut.h.pixels
-        a_taps[t] = place(cut, i // cut.rows, i % cut.rows * cut.v.step, j * cut.h.step)
-        b_taps[t] = t * depth * dy_step
-    return a_taps, b_taps
+def _pixel_offsets(cut: Cut) -> ndarray:
+    """Return the offset of each output pixel (or bundle) of a block in x, or in its copy."""
+    offsets = np.empty(cut.images * cut.rows * cut.h.pixels, np.int64)
+    for k in range(offsets.size):
+        i, j = k // cut.h.pixels, k % cut.h.pixels
+        offsets[k] = place(cut, i // cut.rows, i % cut.rows * cut.v.step, j * cut.h.step)
+    return offsets
 
 
 @apart_jit
@@ -146,11 +144,14 @@ def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tupl
     at = (block.image * piece.cut.v.out + block.row) * h.out * outputs + piece.output
     if piece.dy_in_place:
         return dy, at, 1
-    if h.bundle > 1:  # the bundles of a line are contiguous; zeros fill up the last one
-        line, padded = h.out * outputs, h.pixels * piece.columns
+    if h.bundle > 1:  # the pixels of a bundle become contiguous; zeros fill up the last bundle of a line
+        line, padded = h.out * layer.outer, h.pixels * piece.columns
         for i in range(lines):
             target = memory[i * padded : (i + 1) * padded]
-            copy(dy[at + i * line : at + (i + 1) * line], target[:line])
+            if layer.groups == 1:
+                copy(dy[at + i * line : at + (i + 1) * line], target[:line])
+            else:
+                copy_pixels(h.out, layer.outer, dy, at + i * h.out * outputs, outputs, target, layer.outer)
             clear(target[line:])
     else:
         for o in range(0, piece.columns, width):
@@ -161,16 +162,18 @@ def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tupl
 
 @apart_jit
 def _unfold(cut: Cut, bundles: ndarray, total: ndarray) -> None:
-    """Sum `bundles` (kh, taps, C, panel_width) into `total` (kh, kw, C, O).
+    """Sum `bundles` (kh, taps, C, panel_width) into the outputs of a group in `total` (kh, kw, C, O).
 
-    For pixel p of a bundle, kernel column v is at tap v - p * tap_pixel of the window.
+    total: begins with the group's first output. For pixel p of a bundle, kernel column v is at tap v - p * tap_pixel of
+    the window.
     """
     layer, h, kernel, outer = cut.layer, cut.h, cut.layer.kernel, cut.layer.outer
-    total[:] = 0
     for u in range(kernel[0]):
         for v in range(kernel[1]):
             for c in range(layer.inner):
-                to = total[((u * kernel[1] + v) * layer.inner + c) * outer :]
+                to = total[((u * kernel[1] + v) * layer.inner + c) * layer.groups * outer :]
+                for o in range(outer):
+                    to[o] = 0
                 for p in range(h.bundle):
                     row = (u * h.taps + v - p * h.tap_pixel) * layer.inner + c
                     part = bundles[row * panel_width(bundles) + p * outer :]
@@ -185,11 +188,11 @@ def _part(
     """Sum piece `number` of dweight over part `split` of the pixels; total: a vector of the size of dweight."""
     piece, across, outputs = _piece(number, layer, x, dy), by_channels(layer), layer.groups * layer.outer
     cut, columns = piece.cut, piece.columns
-    depth, width = (1, channel_width(x)) if across else (cut.h.pixels, panel_width(x))
+    width = channel_width(x) if across else panel_width(x)
     a_rows, c_rows = _weight_offsets(cut, x)
-    a_taps, b_taps = _pixel_offsets(cut, depth, piece.dy_step)
+    a_offsets = _pixel_offsets(cut)
 
-    size = max(WEIGHT_KC, cut.h.pixels) * ceildiv(columns, NR) * NR
+    size = max(WEIGHT_KC, cut.h.pixels) * ceildiv(columns, NR) * NR + NR  # copy_pixels writes beyond the end
     dy_copy, x_copy = memory[:size], memory[size:]
     result, at = total, piece.row * layer.kernel[1] * layer.inner * outputs + piece.output
     if cut.h.bundle > 1:
@@ -209,13 +212,13 @@ def _part(
         for p in range(0, columns, width):
             some = min(width, columns - p)
             if across:
-                channel_panel(a_rows.size, pixels, accumulate, a, a_taps, a_rows, a_at + p,
-                              b, b_taps, b_at + p * b_panel, result, c_rows, at + p, some)  # fmt: skip
+                channel_panel(a_rows.size, pixels, accumulate, a, a_offsets, a_rows, a_at + p,
+                              b, b_at + p * b_panel, piece.dy_step, result, c_rows, at + p, some)  # fmt: skip
             else:
-                panel(a_rows.size, pixels // depth, depth, accumulate, a, a_taps, a_rows, a_at, cut.h.step * cut.pixel,
-                      b, b_taps, b_at + p * b_panel, piece.dy_step, result, c_rows, at + p, some)  # fmt: skip
+                panel(a_rows.size, pixels, accumulate, a, a_offsets, a_rows, a_at,
+                      b, b_at + p * b_panel, piece.dy_step, result, c_rows, at + p, some)  # fmt: skip
     if cut.h.bundle > 1:
-        _unfold(cut, result, total)
+        _unfold(cut, result, total[piece.output :])
 
 
 @jit

@@ -12,9 +12,9 @@ micro-kernel, for a tile of MR x NR numbers of c (blocks.py explains the sizes):
     if accumulate: sums += c[0:MR, 0:NR]       `plus`
     c[0:MR, 0:NR] = sums                       `write`: whole vectors, or only some lanes
 
-The micro-kernels differ in the rest. tile.py finds its rows through tables, and also sums over the taps of a
-convolution (the positions in its kernel). product.py prefetches, and applies bias and relu. conv/channels.py reads
-vectors of a instead of single numbers. conv/tall.py has more rows and fewer columns.
+The micro-kernels differ in the rest. tile.py finds its numbers of a through tables. product.py prefetches, and applies
+bias and relu. conv/channels.py reads vectors of a instead of single numbers. conv/tall.py has more rows and fewer
+columns.
 """
 
 from __future__ import annotations

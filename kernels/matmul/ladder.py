@@ -59,12 +59,12 @@ def tiles(a: ndarray, b: ndarray, out: ndarray) -> None:
     rows, columns = out.shape
     depth, width = a.shape[1], panel_width(a)
     packed = np.empty(depth * width, a.dtype)
-    start, a_rows, out_rows = np.zeros(1, np.int64), np.arange(rows) * depth, np.arange(rows) * columns
+    steps, a_rows, out_rows = np.arange(depth), np.arange(rows) * depth, np.arange(rows) * columns
     for n in range(0, columns, width):
         wide = min(width, columns - n)
         pack_rows(b.reshape(b.size), n, columns, depth, wide, packed, width)
-        panel(rows, 1, depth, False, a.reshape(a.size), start, a_rows, 0, 1,
-              packed, start, 0, width, out.reshape(out.size), out_rows, n, wide)  # fmt: skip
+        panel(rows, depth, False, a.reshape(a.size), steps, a_rows, 0, packed, 0, width,
+              out.reshape(out.size), out_rows, n, wide)  # fmt: skip
 
 
 RUNGS = {

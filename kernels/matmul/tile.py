@@ -3,12 +3,11 @@
 Direct convolutions run on this loop. Matrix products and Winograd convolutions run on a simpler form in product.py.
 conv/channels.py and conv/tall.py are variants. For a tile of c, `rows` x `width` numbers, the micro-kernel computes
 
-    c[c_rows[i] + j]  =  sum over t, k of   a[a_taps[t] + a_rows[i] + k * a_step]  *  b[b_taps[t] + k * b_step + j]
+    c[c_rows[i] + j]  =  sum over k of   a[a_rows[i] + a_offsets[k]]  *  b[k * b_step + j]
 
     i    up to MR rows, each anywhere in a and c: rows of a matrix, or pixels of an image
     j    up to NR columns (two vectors), contiguous in b and c
-    t    a tap: a position, or a row, in the kernel of a convolution; tables contain the offsets of the taps
-    k    advances by fixed steps within a tap
+    k    a product of the sum. Its number of a is anywhere, too: a channel of a position in a convolution's kernel
 
 Why it is fast: the result of a multiply-add is available after about 4 cycles, and a core begins two in each cycle. So
 8 independent multiply-adds must be in flight, or the core idles. A tile of 8 x 2 vectors is 16 independent sums. For
@@ -16,9 +15,12 @@ these 16 multiply-adds it loads 2 vectors of b and 8 numbers of a, and uses each
 not the bottleneck. LLVM does not find this form in a loop over arrays: it cannot know that c does not overlap a and b,
 so it stores and loads c each time. Therefore emitter.py writes the instructions.
 
-The sum is computed in the order of t and k, whatever the tile's position and size. So bits do not depend on how an
-output is divided into tiles. The sum is stored in c or, if `accumulate`, added to c. Offsets and steps count numbers,
-not bytes. Whole vectors of b are read, even if `width` ends within a vector.
+The table a_offsets costs one more load for each k. Loops over positions and channels cost more: the CPU mispredicts
+the end of a short inner loop, and LLVM adds the step to the address of each row, 8 additions for each k.
+
+The sum is computed in the order of k, whatever the tile's position and size. So bits do not depend on how an output is
+divided into tiles. The sum is stored in c or, if `accumulate`, added to c. Offsets and steps count numbers, not bytes.
+Whole vectors of b are read, even if `width` ends within a vector.
 """
 
 from __future__ import annotations
@@ -50,10 +52,8 @@ def panel_width(array: ndarray) -> int:
 
 @instructions
 def _tile(
-    e: Emitter, rows: Value, taps: Value, depth: Value, accumulate: Value,
-    a: Value, a_taps: Value, a_rows: Value, a_at: Value, a_step: Value,
-    b: Value, b_taps: Value, b_at: Value, b_step: Value,
-    c: Value, c_rows: Value, c_at: Value, width: Value,
+    e: Emitter, rows: Value, depth: Value, accumulate: Value, a: Value, a_offsets: Value, a_rows: Value, a_at: Value,
+    b: Value, b_at: Value, b_step: Value, c: Value, c_rows: Value, c_at: Value, width: Value,
 ) -> None:  # fmt: skip
     """Compute the tile above. a_at, b_at, c_at: the indices in a, b and c from which the offsets count."""
     a, b, c = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
@@ -63,16 +63,11 @@ def _tile(
         rows_of_c = [e.at(c, e.number(c_rows, i)) for i in numbers]
         rows_of_a = [e.at(a, e.number(a_rows, i)) for i in numbers]
 
-        def add_tap(sums: Sums, t: Value) -> Sums:
-            a_tap, b_tap = e.number(a_taps, t), e.number(b_taps, t)
-            starts = [e.at(row, a_tap) for row in rows_of_a]
+        def add_product(sums: Sums, k: Value, b_k: Value) -> Sums:
+            offset = e.number(a_offsets, k)
+            return e.rank_one(sums, (e.at(row, offset) for row in rows_of_a), e.columns(e.at(b, b_k), vectors))
 
-            def add_product(sums: Sums, _: Value, a_k: Value, b_k: Value) -> Sums:
-                return e.rank_one(sums, (e.at(start, a_k) for start in starts), e.columns(e.at(b, b_k), vectors))
-
-            return e.loop(depth, [(0, a_step), (b_tap, b_step)], sums, add_product)
-
-        sums = e.loop(taps, [], e.zeros(MR, vectors), add_tap)
+        sums = e.loop(depth, [(0, b_step)], e.zeros(MR, vectors), add_product)
         e.write(e.plus(sums, accumulate, rows_of_c, width), rows_of_c, width)
 
     e.narrowest(width, tile)
@@ -80,16 +75,14 @@ def _tile(
 
 @apart_jit
 def panel(
-    rows: int, taps: int, depth: int, accumulate: bool,
-    a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int, a_step: int,
-    b: ndarray, b_taps: ndarray, b_at: int, b_step: int,
-    c: ndarray, c_rows: ndarray, c_at: int, width: int,
+    rows: int, depth: int, accumulate: bool, a: ndarray, a_offsets: ndarray, a_rows: ndarray, a_at: int,
+    b: ndarray, b_at: int, b_step: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
 ) -> None:  # fmt: skip
     """Compute a column of tiles: any number of rows, and up to panel_width(a) columns.
 
     a, b, c: vectors (one axis) of one float type; a_at, b_at, c_at: the indices from which the offsets count.
-    a_taps, b_taps (taps,), a_rows, c_rows (rows,): int64 offsets. The other arguments: see the formula above.
+    a_offsets (depth,), a_rows, c_rows (rows,): int64 offsets. The other arguments: see the formula above.
     """
     for i in range(0, rows, MR):
-        _tile(min(MR, rows - i), taps, depth, accumulate, a, a_taps, a_rows[i:], a_at, a_step,
-              b, b_taps, b_at, b_step, c, c_rows[i:], c_at, width)  # fmt: skip
+        _tile(min(MR, rows - i), depth, accumulate, a, a_offsets, a_rows[i:], a_at, b, b_at, b_step,
+              c, c_rows[i:], c_at, width)  # fmt: skip

@@ -14,6 +14,8 @@ def cases(a: Arrays) -> Cases:
         ((2, 5, 6, 4), (3, 1), 6, 2, (1, 2), (1, 0), (1, 1)),
         ((2, 5, 5, 3), (3, 3), 3, 3, (1, 1), (2, 2), (2, 2)),  # depthwise
         ((2, 4, 3, 4), (2, 1), 12, 2, (1, 1), (0, 0), (1, 1)),  # 6 outputs in each group
+        ((2, 5, 11, 6), (3, 5), 10, 2, (1, 1), (1, 2), (1, 1)),  # 5: bundles of pixels
+        ((2, 6, 9, 10), (4, 4), 18, 2, (2, 2), (1, 1), (1, 1)),  # bundles in dx
     ):
         out = tuple(output_length(image[1 + i], kernel[i], stride[i], padding[i], dilation[i]) for i in (0, 1))
         x, y = a.normal(*image), a.normal(image[0], *out, outputs)
