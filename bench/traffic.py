@@ -182,7 +182,8 @@ def _convolution(
     pixels = images * out[0] * out[1]  # of y: each of them has a product with each weight
     multiply_adds = float(pixels * math.prod(weight))
     if name == "conv.backward_weight":
-        return multiply_adds, _direct_weight(pixels, math.prod(weight[:3]), weight[3], groups, math.prod(source))
+        block = max(1, sizes.WEIGHT_KC // stride[1])
+        return multiply_adds, _direct_weight(pixels, block, math.prod(weight[:3]), weight[3], groups, math.prod(source))
     depth = weight[0] * weight[1] * channels // groups / (stride[0] * stride[1] if backward else 1)
     rows = images * high * wide if backward else pixels
     padded = arguments["padding"] != (0, 0)
@@ -204,16 +205,16 @@ def _direct(rows: int, depth: float, columns: int, groups: int, source: int, pad
     ]
 
 
-def _direct_weight(pixels: int, rows: int, outputs: int, groups: int, source: int) -> list[Stream]:
+def _direct_weight(pixels: int, block: int, rows: int, outputs: int, groups: int, source: int) -> list[Stream]:
     """Return what kernels/conv/weight_gradient.py moves: rows are weights, and blocks of pixels are summed up."""
     columns = outputs // groups
-    kc, panels = min(pixels, sizes.WEIGHT_KC), groups * _up(columns, NR)
+    kc, panels = min(pixels, block), groups * _up(columns, NR)
     blocks, gradient = _up(pixels, kc), FLOAT * rows * columns * groups
-    block = FLOAT * source / blocks
+    window = FLOAT * source / blocks  # bytes of a block's pixels of x
     return [
         Stream(FLOAT * panels * _up(rows, MR) * NR * pixels, 0, FLOAT * kc * (NR + MR)),
         Stream(FLOAT * panels * rows * pixels, 0, FLOAT * kc * MR),
-        Stream(FLOAT * source * (panels - 1), FLOAT * source, block + FLOAT * kc * NR),
+        Stream(FLOAT * source * (panels - 1), FLOAT * source, window + FLOAT * kc * NR),
         Stream(gradient * (blocks - 1), gradient * (blocks - 1), min(gradient, FLOAT * sizes.MAX_PIECE)),
     ]
 

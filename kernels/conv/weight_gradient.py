@@ -99,7 +99,8 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
     v, h = forward_axis(part, 0, x.shape[1], dy.shape[1], 1), forward_axis(part, 1, x.shape[2], dy.shape[2], bundle)
     gap = lanes(x) if layer.inner % 64 == 0 else 0  # without this gap, pixels would share few sets of L1
     in_place = not across and inside(v) and inside(h)
-    cut = cut_into_blocks(part, v, h, x.shape[0], in_place, gap, WEIGHT_KC, x)
+    pixels = WEIGHT_KC // layer.stride[1]  # with a stride, a block of as many pixels reads more of x
+    cut = cut_into_blocks(part, v, h, x.shape[0], in_place, gap, pixels, x)
 
     # dy is read in place or copied into panels. Panels use fewer cache lines, and have zeros beyond the last output.
     dy_in_place = bundle == 1 and outer % lanes(x) == 0 and (across or rows * h.taps * layer.inner <= MAX_UNPACKED)

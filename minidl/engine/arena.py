@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minidl.engine.changes import count_change
 from minidl.engine.device import ALIGNMENT, aligned, forbid_recording
 from minidl.engine.parameter import Parameter
 from minidl.errors import MinidlError, ShapeError
@@ -111,6 +112,7 @@ class Arena:
             return
         self.fetch()
         self._there = None
+        count_change()
         if gpu is not None:
             from minidl.engine.cuda_vectors import ArenaOnGpu
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from minidl.engine.changes import count_change
 from minidl.engine.device import Device, acting
 from minidl.errors import MinidlError, ShapeError
 
@@ -79,10 +80,12 @@ class no_grad(ContextDecorator):  # PyTorch's name
         # The stack is stored per thread, not in self: one object may be entered twice, or by several threads.
         _mode.before = *_mode.before, _mode.enabled
         _mode.enabled = False
+        count_change()
         return self
 
     def __exit__(self, *exception: object) -> None:
         _mode.before, _mode.enabled = _mode.before[:-1], _mode.before[-1]
+        count_change()
 
 
 class Function:

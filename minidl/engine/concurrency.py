@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 from weakref import WeakSet
 
+from minidl.engine.changes import count_change
 from minidl.errors import MinidlError
 
 Lock = AbstractContextManager[Any]
@@ -81,6 +82,7 @@ def check_fork() -> None:
 
 def _after_fork() -> None:
     global _unusable
+    count_change()  # what was checked before the fork is checked again
     for lock in _locks:
         lock._at_fork_reinit()
     numba: Any = sys.modules.get("numba")

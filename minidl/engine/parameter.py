@@ -7,6 +7,7 @@ from weakref import ref
 
 import numpy as np
 
+from minidl.engine.changes import count_change
 from minidl.engine.device import acting, forbid_recording
 from minidl.engine.tensor import Tensor
 from minidl.errors import MinidlError, ShapeError
@@ -58,6 +59,11 @@ class Parameter(Tensor):
         so that only the garbage collector would free the memory of a discarded model.
         """
         return None if self._arena is None else self._arena()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("_data", "requires_grad"):  # a recorded step depends on these
+            count_change()
 
     def __getattr__(self, name: str) -> Any:
         """Return an array that is absent, because a GPU has the newer values: copy them to the host first."""

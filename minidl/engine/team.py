@@ -1,7 +1,12 @@
 """The threads of parallel loops, each on a core of its own while a recorded step runs.
 
-    cores = team.bind()      before the step: the calling thread stays on its own core
-    team.release(cores)      after it: the calling thread may run on all of its cores again
+    bind(cores, short)      before the step: the calling thread stays on its own core
+    release(cores)          after it: the calling thread may run on all of its cores again
+    renew()                 if `bind` says so: the other threads get a core each, until the process has other cores
+
+`bind` and `release` are compiled, and the compiled loop over the calls of a step (program/call.py) contains them. As
+Python code they would take 25 us between two predictions, whose data has evicted the interpreter from the caches. The
+three system calls alone take up to 14 us.
 
 Threads that wait for the next loop sleep, and Linux decides on which core they wake up. In a virtual machine it does
 not count a core as idle if the hypervisor has taken the processor away meanwhile. Then it may wake a thread on the core
@@ -24,19 +29,83 @@ from contextlib import suppress
 import numpy as np
 from numba import types
 
-from minidl.engine.jit import parallel_jit, prange, threads
+from minidl.engine.jit import jit, parallel_jit, prange, threads
 
-_gettid = types.ExternalFunction("gettid", types.int32())  # of the C library
+NOTHING, RELEASE, RENEW = range(3)  # results of `bind`
+WORDS = 16  # in C a set of cores is a vector of bits, here of 16 * 64
+_gettid = types.ExternalFunction("gettid", types.int32())  # of the C library, as are the next three
+_set = types.int32(types.int32, types.uint64, types.intp)  # thread (0: the calling one), bytes, set -> -1: error
+_getaffinity = types.ExternalFunction("sched_getaffinity", _set)
+_setaffinity = types.ExternalFunction("sched_setaffinity", _set)
+_getcpu = types.ExternalFunction("sched_getcpu", types.int32())
+_threads = types.ExternalFunction("get_num_threads", types.int32())  # of Numba, which must have started its threads
 
 
 class _Team(threading.local):
-    """The threads of the parallel loops that one thread calls. cores: those it had when the team was bound."""
+    """The threads of the parallel loops that one thread calls.
 
-    cores: frozenset[int] = frozenset()
-    own: tuple[int, ...] = ()  # the core of the calling thread, or () if the team could not be bound
+    cores: the number of threads, the set of the thread's cores, and the set of its own core, which is empty if the team
+        is not bound: if there are more or fewer threads than cores, or only one.
+    """
+
+    def __init__(self) -> None:
+        threads()  # starts them
+        self.cores = np.zeros(1 + 2 * WORDS, np.uint64)
 
 
 _team = _Team()
+
+
+def cores() -> np.ndarray:
+    """Return what `bind` and `release` need to know of the calling thread's team."""
+    return _team.cores
+
+
+@jit
+def bind(cores: np.ndarray, short: bool) -> int:
+    """Bind the calling thread to its own core, if the team is bound. Return what is to be done later.
+
+    short: do nothing if the thread is on its own core by chance, because it will hardly leave it before the step ends.
+    RELEASE: call `release`. NOTHING: not even that. RENEW: `cores` is not true any more, and nothing has been done.
+    """
+    core = _getcpu()
+    if short and 0 <= core < 64 * WORDS and cores[1 + WORDS + core // 64] >> np.uint64(core % 64) & np.uint64(1):
+        return NOTHING
+    now = np.empty(WORDS, np.uint64)
+    if cores[0] != _threads() or _getaffinity(0, 8 * WORDS, now.ctypes.data) < 0:
+        return RENEW
+    own = np.uint64(0)
+    for i in range(WORDS):
+        if now[i] != cores[1 + i]:
+            return RENEW
+        own |= cores[1 + WORDS + i]
+    if own == 0:
+        return NOTHING
+    _setaffinity(0, 8 * WORDS, cores[1 + WORDS :].ctypes.data)
+    return RELEASE
+
+
+@jit
+def release(cores: np.ndarray) -> None:
+    """Let the calling thread run on all of its cores again."""
+    _setaffinity(0, 8 * WORDS, cores[1:].ctypes.data)
+
+
+def renew() -> None:
+    """Bind the team's other threads to one core each, if there are as many threads as cores."""
+    found = sorted(os.sched_getaffinity(0))
+    _team.cores[0] = threads()
+    _team.cores[1:] = 0
+    if found[-1] < 64 * WORDS:
+        _add(found, _team.cores[1 : 1 + WORDS])
+        if 1 < len(found) == threads() and _bind_others(found):
+            _add(found[:1], _team.cores[1 + WORDS :])
+
+
+def _add(numbers: list[int], words: np.ndarray) -> None:
+    """Add the cores to a set."""
+    for number in numbers:
+        words[number // 64] |= np.uint64(1 << number % 64)
 
 
 @parallel_jit
@@ -45,31 +114,8 @@ def _fill_with_threads(found: np.ndarray) -> None:
         found[i] = _gettid()
 
 
-def bind() -> set[int] | None:
-    """Bind the calling thread and the other threads of its parallel loops to one core each.
-
-    Return the cores of the calling thread, for `release`, or None if it is not bound: if there are more or fewer
-    threads than cores, or only one.
-    """
-    cores = os.sched_getaffinity(0)
-    if len(cores) < 2 or len(cores) != threads():
-        return None
-    if cores != _team.cores:
-        _team.cores, _team.own = frozenset(cores), _bind_others(sorted(cores))
-    if not _team.own:
-        return None
-    os.sched_setaffinity(0, _team.own)
-    return cores
-
-
-def release(cores: set[int] | None) -> None:
-    """Let the calling thread run on these cores again: the result of `bind`."""
-    if cores is not None:
-        os.sched_setaffinity(0, cores)
-
-
-def _bind_others(cores: list[int]) -> tuple[int, ...]:
-    """Bind the team's other threads to all cores but the first. Return the first, or () if this is not possible."""
+def _bind_others(cores: list[int]) -> bool:
+    """Bind the team's other threads to all cores but the first. Return whether this was possible."""
     found = np.zeros(len(cores), np.int32)
     _fill_with_threads(found)
     others = set(found.tolist()) - {threading.get_native_id()}
@@ -77,5 +123,5 @@ def _bind_others(cores: list[int]) -> tuple[int, ...]:
         with suppress(OSError):  # a core is no longer available
             for thread, core in zip(sorted(others), cores[1:], strict=True):
                 os.sched_setaffinity(thread, {core})
-            return (cores[0],)
-    return ()
+            return True
+    return False

@@ -1,14 +1,14 @@
-"""Training and evaluation modes of modules, counts of changes, and watchers of forward passes."""
+"""Training and evaluation modes of modules, and watchers of forward passes."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from minidl.engine.autograd import no_grad
+from minidl.engine.changes import count_change
 from minidl.engine.concurrency import new_lock
 from minidl.engine.tensor import Tensor
 
@@ -19,10 +19,6 @@ class HasModes(Protocol):
     """A Module, which this file cannot import: module.py imports this file."""
 
     def named_modules(self) -> Iterator[tuple[str, Any]]: ...
-
-
-_counter = itertools.count(1)
-_changes = _mode_changes = 0  # numbers of the latest changes, from `count_change`
 
 
 class _Thread(threading.local):
@@ -41,28 +37,12 @@ _switching = new_lock()  # held while a mode is changed
 def watching(watcher: Watcher) -> Iterator[None]:
     """Within the `with` block, call watcher(module, output) after each forward pass of a module in this thread."""
     _thread.watchers.append(watcher)
+    count_change()
     try:
         yield
     finally:
         _thread.watchers.remove(watcher)
-
-
-def changes() -> int:
-    """Return a number that changes whenever an attribute of any module changes, except `training`."""
-    return _changes
-
-
-def mode_changes() -> int:
-    """Return a number that changes whenever `training` changes in any module."""
-    return _mode_changes
-
-
-def count_change(mode: bool = False) -> None:
-    global _changes, _mode_changes  # not += 1: two threads could get the same number
-    if mode:
-        _mode_changes = next(_counter)
-    else:
-        _changes = next(_counter)
+        count_change()
 
 
 def watchers() -> list[Watcher]:

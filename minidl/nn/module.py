@@ -11,12 +11,13 @@ import numpy as np
 
 from minidl.checked import shown
 from minidl.engine.arena import Arena
+from minidl.engine.changes import count_change
 from minidl.engine.device import undo_after_recording
 from minidl.engine.gpus import open_gpu
 from minidl.engine.parameter import Buffer, Parameter
 from minidl.engine.tensor import Tensor, float_type
 from minidl.errors import CheckpointError, ConfigError, MinidlError, ShapeError, nearest
-from minidl.nn.modes import count_change, evaluating, watchers, watching
+from minidl.nn.modes import evaluating, watchers, watching
 from minidl.nn.summary import Row, checked_shape, table
 
 Self = TypeVar("Self", bound="Module")
@@ -100,13 +101,13 @@ class Module:
             undo_after_recording(self, name)
         super().__setattr__(name, value)
         if changed:
-            count_change(mode=name == "training")
+            count_change(attribute=name != "training", mode=name == "training")
 
     def __delattr__(self, name: str) -> None:
         if name == "training":
             undo_after_recording(self, name)
         super().__delattr__(name)
-        count_change(mode=name == "training")
+        count_change(attribute=name != "training", mode=name == "training")
 
     def _refuse_hidden(self, name: str, value: Any) -> None:
         """Raise ConfigError for modules or parameters in a plain container: they would be neither trained nor saved."""

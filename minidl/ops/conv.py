@@ -11,6 +11,7 @@ import numpy as np
 
 from minidl.checked import shown
 from minidl.engine.autograd import Function
+from minidl.engine.changes import count_change
 from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.kernels.conv.reference import Pair, output_length
@@ -35,6 +36,7 @@ def winograd(enabled: bool) -> None:
     """Allow or forbid Winograd's method. It is often faster, but less accurate (kernels/conv/WINOGRAD.md)."""
     global _winograd
     _winograd = enabled
+    count_change()
 
 
 @contextmanager
@@ -42,10 +44,12 @@ def with_winograd(enabled: bool) -> Iterator[None]:
     """Within the `with` block, allow or forbid Winograd convolution in this thread."""
     before = _thread.winograd
     _thread.winograd = enabled
+    count_change()
     try:
         yield
     finally:
         _thread.winograd = before
+        count_change()
 
 
 class Conv2d(Function):

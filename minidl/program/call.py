@@ -26,6 +26,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
+from minidl.engine import team
 from minidl.engine.jit import jit
 
 SLOT = 8  # bytes
@@ -122,3 +123,16 @@ def run(table: np.ndarray, first: int, last: int) -> None:
     """Make the calls first, ..., last - 1 of a table (calls, 2): the addresses of the entry and block of each call."""
     for i in range(first, last):
         _call(table[i, 0], table[i, 1])
+
+
+@jit
+def run_bound(table: np.ndarray, first: int, last: int, cores: np.ndarray, short: bool) -> bool:
+    """Do the same with the calling thread on its own core (engine/team.py). Return False if `team.renew` must be called
+    first: then nothing is done."""
+    later = team.bind(cores, short)
+    if later == team.RENEW:
+        return False
+    run(table, first, last)
+    if later == team.RELEASE:
+        team.release(cores)
+    return True

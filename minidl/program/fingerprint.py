@@ -40,8 +40,8 @@ from typing import Any
 import numpy as np
 
 from minidl.engine.arena import Arena
+from minidl.engine.changes import changes
 from minidl.engine.tensor import Tensor
-from minidl.nn.modes import changes
 from minidl.nn.module import Module
 from minidl.program import checks
 from minidl.program.checks import GENERATORS, Check

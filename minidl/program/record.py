@@ -24,6 +24,7 @@ from weakref import ref
 import numpy as np
 from numpy.typing import DTypeLike
 
+from minidl.engine.changes import count_change
 from minidl.engine.device import ALIGNMENT, Device, address, recording
 from minidl.engine.tensor import Tensor
 from minidl.program.hidden import Drawn, Labels, Lost, Recorded, Running, Unrecordable
@@ -143,10 +144,12 @@ class Recorder(Device):
         """Record the kernel calls of this thread during the `with` block. At its end, undo changes of layers' modes."""
         before, recording.recorder = recording.recorder, self
         running, Running.recorder = Running.recorder, self
+        count_change()
         try:
             yield
         finally:
             recording.recorder, Running.recorder = before, running
+            count_change()
             for owner, name, value in reversed(self.changed):
                 setattr(owner, name, value)
             for op in [name for name, value in vars(self).items() if isinstance(value, _Table)]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from minidl.engine.changes import latest_change
 from minidl.engine.concurrency import check_fork
 from minidl.engine.device import Device, address
 from minidl.errors import MinidlError
@@ -22,6 +23,7 @@ from minidl.ops.conv import uses_winograd
 from minidl.program.fingerprint import Fingerprint
 from minidl.program.guard import observed
 from minidl.program.hidden import Unrecordable
+from minidl.program.latest import Latest
 from minidl.program.packed import PackedWeights
 from minidl.program.precompile import Kernel, OnProgress, silent
 from minidl.program.record import Recorder, paused_collector
@@ -72,6 +74,7 @@ class Replayed:
         """Discard all programs, so that the next call records again."""
         self.programs.clear()
         self.refused.clear()
+        self.latest: Latest | None = None
         self.not_recorded = ""  # the reason why the latest step was not recorded
         self.fingerprint: Fingerprint | None = None
         self.modules = [module for _, module in self.model.named_modules()]
@@ -102,7 +105,7 @@ class Replayed:
         Used if several replicas share one model (comm/replica.py). Vectors that are not given remain the model's.
         """
         self.bound = {name: vector for name, vector in vectors.items() if vector is not None}
-        self.addresses = self._addresses()
+        self.addresses, self.latest = self._addresses(), None
 
     def _own_vectors(self) -> dict[str, np.ndarray]:
         """Return the memory of the model's arrays: the arena's vectors, or one array for each parameter and buffer."""
@@ -121,7 +124,7 @@ class Replayed:
     def __getstate__(self) -> dict[str, Any]:
         # `forget` computes these.
         derived = ("modules", "parameters", "arena", "vectors", "addresses", "tensors", "arrays", "fingerprint", "gpu",
-                   "given_gpu", "workspace", "batches", "packed")  # fmt: skip
+                   "given_gpu", "workspace", "batches", "packed", "latest")  # fmt: skip
         state = {name: value for name, value in vars(self).items() if name not in derived}
         # A program contains memory addresses of the original.
         return {**state, "progress": silent, "also": (), "programs": {}, "refused": {}}
@@ -150,7 +153,10 @@ class Replayed:
         thread draws random numbers. So the next steps try again, until PATIENCE recordings in a row have failed. But if
         the two recordings of a step differ, no step of this shape tries again: it depends on something unknown.
         """
+        if (latest := self.latest) is not None and latest.holds(self, batch):
+            return latest.program
         check_fork()
+        change, self.latest = latest_change(), None
         fingerprint = self._renewed()
         self.not_recorded = fingerprint.refusal
         if self.not_recorded or watchers() or not batch["x"].size:
@@ -162,6 +168,8 @@ class Replayed:
         program = self.programs.pop(key, None)
         if program is not None:
             self.programs[key] = program  # the last one used is the last in the dict
+            if not self.unsettled and self.gpu is None:
+                self.latest = Latest(program, change, self, batch)
             return program
         self.not_recorded, failures = self.refused.get(key, ("", 0))
         if failures < PATIENCE:
@@ -250,6 +258,8 @@ class Replayed:
         """Return the address of each region for a run. On a GPU, copy what is not there yet."""
         if self.batches is not None:
             return self._addresses_on_gpu() | self.batches.send(batch)
+        if self.latest is not None:
+            return self.latest.place(batch)
         found = {WORKSPACE: self.workspace.address, **self.addresses}
         for name, array in batch.items():
             found[name] = address(array)
@@ -266,6 +276,8 @@ class Replayed:
 
     def output(self, program: Program, name: str) -> np.ndarray:
         """Return a result of a program that has run: a view, valid until the next run in this workspace."""
+        if self.latest is not None and self.latest.program is program:
+            return self.latest.outputs[name]
         return self.workspace.view(*program.results[name])
 
     def recorder(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
@@ -274,3 +286,4 @@ class Replayed:
         for name, vector in (self.vectors if self.gpu is None else self._own_vectors()).items():
             recorder.region(name, vector)  # on a GPU, `_own_vectors` copies the values that the code may read
         return recorder, {name: recorder.region(name, array) for name, array in batch.items()}
+

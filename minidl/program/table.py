@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from copy import copy
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minidl.engine import random, team
 from minidl.engine.device import address
-from minidl.program.call import DATA, SLOT, array_slots, entry_address, kernel_address, numba_type
+from minidl.program.call import DATA, SLOT, array_slots, entry_address, kernel_address, numba_type, run_bound
 from minidl.program.call import run as run_calls
 from minidl.program.call import slots as slots_of
 from minidl.program.dependence import Calls
@@ -29,6 +30,7 @@ from minidl.program.plan import plan, remove_unread, work_in_place, write_gradie
 from minidl.program.precompile import Kernel, OnProgress, compile_all, silent
 from minidl.program.record import Call, Memory, Place, Recorder
 
+SHORT = 0.001  # seconds; a run that takes less is short (engine/team.py)
 WORKSPACE = "workspace"
 
 _addresses: dict[tuple[Any, ...], tuple[int, int]] = {}  # kernel, kinds of arguments -> addresses of kernel and entry
@@ -80,6 +82,7 @@ class Program:
         self._last_uses = _last_uses(calls)
         self._drawn = recorder.drawn
         self._bases: dict[str, int] = {}
+        self._short = False  # whether a run of all calls was short
 
     def _build(
         self, recorder: Recorder, calls: Sequence[Call], offsets: Mapping[Memory, int], progress: OnProgress,
@@ -93,7 +96,7 @@ class Program:
 
     def warm(self) -> None:
         """Compile or load the code that makes the calls."""
-        run_calls(self.table, 0, 0)
+        run_bound(self.table, 0, 0, team.cores(), False)
 
     def _lay_out(self, calls: Sequence[Call], kernels: Sequence[int], offsets: Mapping[Memory, int]) -> list[int]:
         """Build the argument blocks of all calls in one array; return the slot at which each block begins.
@@ -131,14 +134,19 @@ class Program:
 
     def run(self, bases: Mapping[str, int], first: int = 0, last: int | None = None) -> None:
         """Run calls `first` to `last` - 1 (default: all), with each region at the address in `bases`."""
-        self.bind(bases)
-        if first == 0:
+        if bases != self._bases:
+            self.bind(bases)
+        if first == 0 and self._drawn:
             self.draw()
-        cores = team.bind()
-        try:
-            run_calls(self.table, first, len(self.table) if last is None else last)
-        finally:
-            team.release(cores)
+        last, cores = len(self.table) if last is None else last, team.cores()
+        if self._short and run_bound(self.table, first, last, cores, True):
+            return
+        began = perf_counter()
+        if not run_bound(self.table, first, last, cores, False):
+            team.renew()
+            if not run_bound(self.table, first, last, cores, False):  # the cores change all the time
+                run_calls(self.table, first, last)
+        self._short = first == 0 and last == len(self.table) and perf_counter() - began < SHORT
 
     def bind(self, bases: Mapping[str, int]) -> None:
         """Let the next run find each region at the address in `bases`."""

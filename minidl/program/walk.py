@@ -65,7 +65,7 @@ class Walk:
     def _walk(self) -> None:
         self.values: list[Any] = []  # types, leaves and ids; another fingerprint's must be equal
         self.watched: list[Check] = []  # places to compare at every step
-        self.modules: list[Check] = []  # of layers; to compare only if nn.modes.changes() has increased
+        self.modules: list[Check] = []  # of layers; to compare only if engine.changes.changes() has increased
         self.generators: dict[str, Any] = {}
         self.refusal = ""
         self._kept: list[Any] = []  # visited objects, kept alive so that no other object gets the same id
