@@ -203,6 +203,7 @@ class PartitionedGradient(Gradient):
             rows = len(share.x), len(share.y)  # if they differ, `program` raises an error
             if rows not in found:
                 found[rows] = self.program(share.batch)
+        self.latest = None  # `Gradient` would run it in the calling thread
         if not all(found.values()):
             return False
         for part, share in enumerate(shares):
