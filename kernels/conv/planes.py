@@ -86,7 +86,8 @@ def group_of(planes: int, channels: int, outputs: int, tiles: int) -> int:
     """
     if divides_outputs(planes, channels, outputs, tiles):
         return tiles
-    fitting = GROUP_SIZE // (planes * (channels + outputs))
+    size = GROUP_SIZE if planes * channels * outputs <= GROUP_SIZE else 3 * GROUP_SIZE
+    fitting = size // (planes * (channels + outputs))
     group = max(16, min(64, fitting // 8 * 8))
     groups = max(1, round_up((tiles + group - 1) // group, 4))
     return max(1, min(tiles, round_up((tiles + groups - 1) // groups, 8)))
