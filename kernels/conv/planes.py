@@ -12,6 +12,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit
 from minidl.kernels.matmul.blocks import LANES, NR
+from minidl.kernels.matmul.emitter import prefetch
 from minidl.kernels.matmul.tile import lanes
 
 from .choice import F2X2_3X3, F4X4_3X3, Tiles
@@ -24,7 +25,6 @@ from .transforms import (
     make_output_transform,
     make_transform,
     matrices,
-    prefetch_to_read,
     transposed,
 )
 
@@ -165,7 +165,7 @@ def prefetch_part(array: ndarray, place: Pair, part: int, parts: int) -> None:
     each = (place[1] // line + parts - 1) // parts * line
     begin = place[0] + part * each
     for at in range(begin, min(begin + each, place[0] + place[1], array.size), line):
-        prefetch_to_read(flat, at)
+        prefetch(flat, at)
 
 
 @apart_jit

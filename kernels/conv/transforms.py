@@ -245,9 +245,3 @@ def make_output_transform(*matrices: Matrix) -> Any:
                                 write(matrix, starts, target, other, finished, added)
 
     return transform
-
-
-@instructions
-def prefetch_to_read(e: Emitter, x: Value, at: Value) -> None:
-    """Begin to load the cache line of x[at] into the second-level cache."""
-    e.prefetch(x, at, write=False)

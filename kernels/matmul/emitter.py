@@ -341,3 +341,9 @@ class Emitter:
     def _masks(self, sums: Sums, width: Value) -> dict[int, Value]:
         """Return the mask for each vector of columns."""
         return {v: self.mask(v, width) for v in dict.fromkeys(v for _, v in sums)}
+
+
+@instructions
+def prefetch(e: Emitter, source: Value, at: Value) -> None:
+    """Begin to load the cache line of source[at], to read it, into the second-level cache."""
+    e.prefetch(source, at)

@@ -22,7 +22,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit
 
-from .emitter import Emitter, Value, instructions
+from .emitter import Emitter, Value, instructions, prefetch
 from .tile import lanes, panel_width
 
 
@@ -51,11 +51,6 @@ def _transpose(
 def _copy(e: Emitter, source: Value, at: Value, target: Value, to: Value) -> None:
     """target[to + j] = source[at + j]  for j < lanes"""
     e.store(e.load(source, at), target, to)
-
-
-@instructions
-def _prefetch(e: Emitter, source: Value, at: Value) -> None:
-    e.prefetch(source, at, write=False)
 
 
 @apart_jit
@@ -99,4 +94,4 @@ def prefetch_rows(b: ndarray, at: int, step: int, rows: int) -> None:
     """Begin to load rows of a panel into the second-level cache: b[at + i * step : ... + panel width] for i < rows."""
     for i in range(rows):
         for line in range(0, panel_width(b), 64 // b.itemsize):
-            _prefetch(b, at + i * step + line)
+            prefetch(b, at + i * step + line)

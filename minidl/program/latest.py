@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,7 @@ from minidl.engine.changes import latest_change
 from minidl.engine.device import address, aligned
 from minidl.program import checks
 from minidl.program.table import WORKSPACE, Program
-
-if TYPE_CHECKING:
-    from minidl.program.replayed import Replayed
+from minidl.program.workspace import Workspace
 
 Batch = Mapping[str, np.ndarray]
 COPIED = 1 << 16  # arrays of a batch of up to 64 KiB are copied: to find the address of an array takes longer
@@ -30,26 +28,28 @@ _kind = operator.attrgetter("shape", "dtype")
 class Latest:
     """A program, and what must be true for the next call to use it.
 
-    change: `latest_change()` before the settings of `replayed` were compared. batch: that of the latest call.
+    change: `latest_change()` before the settings were compared. roots, watched: the objects whose code runs, and the
+        places that no count of changes covers (fingerprint.py). addresses: of the model's vectors.
     outputs: name of a result -> view of the workspace.
     """
 
-    def __init__(self, program: Program, change: int, replayed: Replayed, batch: Batch) -> None:
-        assert replayed.fingerprint is not None
+    def __init__(
+        self, program: Program, change: int, roots: tuple[Any, ...], watched: list[checks.Check], workspace: Workspace,
+        addresses: Mapping[str, int], batch: Batch,
+    ) -> None:  # fmt: skip
         self.program, self.change, self.thread = program, change, get_ident()  # some settings belong to a thread
-        self.roots, self.watched = replayed.roots(), replayed.fingerprint.watched
-        self.workspace, self.memory = replayed.workspace, replayed.workspace.memory
-        self.outputs = {name: self.workspace.view(*result) for name, result in program.results.items()}
+        self.roots, self.watched, self.workspace, self.memory = roots, watched, workspace, workspace.memory
+        self.outputs = {name: workspace.view(*result) for name, result in program.results.items()}
         self.kinds = [*map(_kind, batch.values())]
         self.copies = {
             name: aligned(array.size, array.dtype).reshape(array.shape)
             for name, array in batch.items()
             if array.nbytes <= COPIED
         }
-        self.bases = {WORKSPACE: self.workspace.address, **replayed.addresses}
+        self.bases = {WORKSPACE: workspace.address, **addresses}
         self.bases |= {name: address(copy) for name, copy in self.copies.items()}
 
-    def holds(self, replayed: Replayed, batch: Batch) -> bool:
+    def holds(self, roots: tuple[Any, ...], batch: Batch) -> bool:
         """Return whether nothing has changed since, and this batch has the same shapes and types."""
         if len(self.copies) < len(batch) and not all(array.flags.c_contiguous for array in batch.values()):
             return False
@@ -58,7 +58,7 @@ class Latest:
             and self.thread == get_ident()
             and self.kinds == [*map(_kind, batch.values())]
             and self.memory is self.workspace.memory
-            and all(map(operator.is_, self.roots, replayed.roots()))
+            and all(map(operator.is_, self.roots, roots))
             and (not self.watched or checks.unchanged(self.watched))
         )
 

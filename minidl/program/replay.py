@@ -109,7 +109,7 @@ class Gradient(Replayed):
         """
         with self.workspace.lock:
             batch, latest = {"x": x, "y": y}, self.latest
-            if latest is not None and type(x) is type(y) is np.ndarray and latest.holds(self, batch):
+            if latest is not None and type(x) is type(y) is np.ndarray and latest.holds(self.roots(), batch):
                 latest.program.run(latest.place(batch))
                 self._set_result(latest.program, y)
             else:
@@ -251,7 +251,7 @@ class Prediction(Replayed):
         """Return the outputs for the images themselves."""
         with self.workspace.lock:
             batch, latest = {"x": x}, self.latest
-            if latest is not None and type(x) is np.ndarray and latest.holds(self, batch):
+            if latest is not None and type(x) is np.ndarray and latest.holds(self.roots(), batch):
                 self._renew_packed()
                 latest.program.run(latest.place(batch))
                 return latest.outputs["logits"].copy()

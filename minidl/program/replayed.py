@@ -153,7 +153,7 @@ class Replayed:
         thread draws random numbers. So the next steps try again, until PATIENCE recordings in a row have failed. But if
         the two recordings of a step differ, no step of this shape tries again: it depends on something unknown.
         """
-        if (latest := self.latest) is not None and latest.holds(self, batch):
+        if (latest := self.latest) is not None and latest.holds(self.roots(), batch):
             return latest.program
         check_fork()
         change, self.latest = latest_change(), None
@@ -169,7 +169,8 @@ class Replayed:
         if program is not None:
             self.programs[key] = program  # the last one used is the last in the dict
             if not self.unsettled and self.gpu is None:
-                self.latest = Latest(program, change, self, batch)
+                self.latest = Latest(program, change, self.roots(), fingerprint.watched, self.workspace,
+                                     self.addresses, batch)  # fmt: skip
             return program
         self.not_recorded, failures = self.refused.get(key, ("", 0))
         if failures < PATIENCE:
