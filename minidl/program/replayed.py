@@ -146,7 +146,8 @@ class Replayed:
         return uses_winograd(), tuple(map(_needs_gradient, self.parameters))
 
     def program(self, batch: dict[str, np.ndarray]) -> Program | None:
-        """Return the program for this shape of batch. Record it at its first use.
+        """Return the program for this shape of batch. Record it at its first use. If nothing has changed since the
+        latest call, this is the latest program (latest.py).
 
         Return None if the step cannot be recorded (`not_recorded` is the reason), if the batch is empty, or while a
         watcher must see the forward passes (`nn.watching`). A recording may fail by chance, for example if another
