@@ -1,8 +1,9 @@
 """Counts of changes, so that a recorded step can notice a change without comparing all settings.
 
-A recorded step depends on attributes and modes of layers, on flags and arrays of parameters, on Winograd's switch, and
-on who watches or records a forward pass. Whoever changes one of these calls `count_change`. If `latest_change` returns
-the same number as before, nothing has changed, whatever the thread (program/replayed.py).
+A recorded step depends on attributes and modes of layers, on flags and arrays of parameters, and on settings of the
+thread: Winograd's switch, `no_grad`, watchers and recorders of forward passes. All code that changes one of these calls
+`count_change`. If `latest_change` returns the same number as before in the same thread, none of them has changed
+(program/latest.py).
 """
 
 from __future__ import annotations

@@ -44,8 +44,9 @@ _threads = types.ExternalFunction("get_num_threads", types.int32())  # of Numba,
 class _Team(threading.local):
     """The threads of the parallel loops that one thread calls.
 
-    cores: the number of threads, the set of the thread's cores, and the set of its own core, which is empty if the team
-        is not bound: if there are more or fewer threads than cores, or only one.
+    cores: a vector of three parts: the number of threads; the set of all cores of the calling thread; the set that
+        contains only the core to bind it to. The last set is empty if the team is not bound: if there are more or fewer
+        threads than cores, or only one.
     """
 
     def __init__(self) -> None:

@@ -269,9 +269,7 @@ class Prediction(Replayed):
 
     def _renew_packed(self) -> None:
         if self.packed is not None:
-            version = None if self.bound or self.arena is None else self.arena.version
-            if version is None or version != self.packed.version:
-                self.packed.renew(version)
+            self.packed.renew(None if self.bound or self.arena is None else self.arena.version)
 
     def prepare(self, x: np.ndarray) -> None:
         """Record the step for batches of this shape and compile its kernels, without running it."""

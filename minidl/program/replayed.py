@@ -288,4 +288,3 @@ class Replayed:
         for name, vector in (self.vectors if self.gpu is None else self._own_vectors()).items():
             recorder.region(name, vector)  # on a GPU, `_own_vectors` copies the values that the code may read
         return recorder, {name: recorder.region(name, array) for name, array in batch.items()}
-
