@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import jit, threads
+from minidl.kernels.norm.blocks import constants_of
 
 from . import direct, weight_gradient
 from . import winograd as fast
@@ -75,7 +77,8 @@ def forward(
 ) -> None:  # fmt: skip
     form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
-        fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y)
+        fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y,
+                     np.empty((0, 2, 0)))  # fmt: skip
     else:
         direct.convolve(x, weight, False, bias, scale, shift, shortcut, relu, groups, stride, padding, dilation,
                         packed, scratch, y)  # fmt: skip
@@ -87,12 +90,45 @@ def backward_input(
     winograd: bool, scratch: ndarray, dx: ndarray,
 ) -> None:  # fmt: skip
     form = winograd_form(dx.shape[1:3], weight.shape[:2], dy.shape[3], dx.shape[3], stride, dilation, groups)
+    none = scratch[:0]
     if winograd and form != DIRECT:
-        fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx)
+        fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, none, none, False,
+                            np.empty((0, 2, 0)))  # fmt: skip
     else:
-        none = scratch[:0]
         direct.convolve(dy, weight, True, none, none, none, shortcut, False, groups, stride, padding, dilation,
                         none, scratch, dx)  # fmt: skip
+
+
+def adds_up(images: int, out: Pair, w_shape: Shape, groups: int, stride: Pair, dilation: Pair, winograd: bool) -> bool:
+    """Return whether forward_with_moments exists for this y (images, *out, O) or, with w_shape (kh, kw, O, C),
+    backward_input_with_sums for this dx (images, *out, C)."""
+    form = winograd_form(out, w_shape[:2], w_shape[2], w_shape[3], stride, dilation, groups)
+    return winograd and fast.adds_up(form, images, out, w_shape[2], w_shape[3], dilation)
+
+
+@jit
+def forward_with_moments(
+    x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
+    groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray,
+    y: ndarray, partial: ndarray,
+) -> None:  # fmt: skip
+    """Compute y as `forward` does, and the moments of y for a batch norm: partial (blocks, 2, O)."""
+    form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
+    fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y, partial)
+
+
+@jit
+def backward_input_with_sums(
+    dy: ndarray, weight: ndarray, shortcut: ndarray, norm_x: ndarray, norm_weight: ndarray, norm_bias: ndarray,
+    norm_mean: ndarray, norm_rstd: ndarray, norm_relu: bool, groups: int, stride: Pair, padding: Pair, dilation: Pair,
+    winograd: bool, scratch: ndarray, dx: ndarray, partial: ndarray,
+) -> None:  # fmt: skip
+    """Compute dx as `backward_input` does, and the sums for the gradients of the batch norm whose output has the
+    gradient dx: partial (blocks, 2, C)."""
+    form = winograd_form(dx.shape[1:3], weight.shape[:2], dy.shape[3], dx.shape[3], stride, dilation, groups)
+    constants = constants_of(norm_mean, norm_rstd * norm_weight, norm_bias)
+    fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, norm_x.reshape(-1), constants,
+                        norm_relu, partial)  # fmt: skip
 
 
 @jit

@@ -29,8 +29,9 @@ from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
 from minidl.kernels.matmul.blocks import LANES, NR
 from minidl.kernels.matmul.product import product_panel
 from minidl.kernels.matmul.tile import lanes, panel_width
+from minidl.kernels.norm.blocks import BLOCK_ROWS, gradients_of_block, moments_of_block
 
-from .choice import F4X4_5X5, Tiles, count_of, tiles_of
+from .choice import F4X4_3X3, F4X4_5X5, Tiles, count_of, tiles_of
 from .geometry import LINE, aligned
 from .planes import (
     divides_outputs,
@@ -51,6 +52,7 @@ from .sizes import KC_5X5, TILES_5X5, WINOGRAD_SERIAL
 from .tall import TALL_MR, tall_tile, tall_tile_side_by_side
 
 Shape = tuple[int, int, int, int]
+BLOCK_TILES = BLOCK_ROWS // 16  # tiles of 4x4 outputs in a block of rows
 
 
 # -- forward, and the data gradient -------------------------------------------------------------------------------
@@ -79,10 +81,10 @@ def _convolve_sizes(
 def _convolve_group(
     form: int, x: ndarray, tiles: Tiles, padding: Pair, first: int, count: int, more: int, u: ndarray, u_plane: int,
     finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, begin: int, stop: int,
-    y: ndarray,
+    y: ndarray, norm_x: ndarray, constants: ndarray, norm_relu: bool, partial: ndarray,
 ) -> None:  # fmt: skip
     """Compute the outputs [begin, stop) of y for `count` tiles, beginning with tile `first`. Prefetch the pixels that
-    the next `more` tiles read."""
+    the next `more` tiles read. Unless `partial` is empty, also add up the outputs (`_add_up`)."""
     _, r, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     v = own[: n * n * v_plane]
@@ -95,13 +97,14 @@ def _convolve_group(
     columns, kc = panel_width(x), KC_5X5 if form == F4X4_5X5 else channels
     total = count_of(x.shape[0], tiles)
     following = pixels_of(x, first + count, more, total, r - 1 - padding[0])
-    here = pixels_of(y, first, count if shortcut.size else 0, total, 0)
+    here = pixels_of(y, first, count, total, 0)
     panels = (outputs + columns - 1) // columns
     tall = count // TALL_MR * TALL_MR if v_row == lanes(x) and m_row == lanes(x) else 0  # rows for tall_tile
     for k in range(n * n):
         for o in range(begin, stop, columns):
             prefetch_part(x, following, k * panels + o // columns, n * n * panels)
             prefetch_part(shortcut, here, k * panels + o // columns, n * n * panels)
+            prefetch_part(norm_x, here, k * panels + o // columns, n * n * panels)
             for t in range(0, tall, TALL_MR):
                 tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, k * u_plane, columns,
                           products, k * m_plane + t * m_row, m_row)  # fmt: skip
@@ -109,12 +112,47 @@ def _convolve_group(
                           v, k * v_plane + tall * v_row, v_row, 1, u, k * u_plane + o * channels, columns,
                           products, k * m_plane + tall * m_row + o, m_row)  # fmt: skip
     from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, shortcut, patch, begin, stop, y)
+    if partial.size:
+        _add_up(y, first, count, norm_x, constants, norm_relu, patch, partial)
+
+
+@apart_jit
+def _add_up(
+    y: ndarray, first: int, count: int, norm_x: ndarray, constants: ndarray, relu: bool, memory: ndarray,
+    partial: ndarray,
+) -> None:  # fmt: skip
+    """Compute the sums of batch norm for the blocks of rows that the tiles [first, first + count) contain.
+
+    These are the moments of y or, with the input norm_x of a batch norm, the sums for its gradients, where y is dy.
+    """
+    outputs, rows = y.shape[3], y.reshape(-1)
+    for t in range(first, first + count, BLOCK_TILES):
+        k = t // BLOCK_TILES
+        if norm_x.size:
+            gradients_of_block(rows, norm_x, k * BLOCK_ROWS * outputs, BLOCK_ROWS, outputs, outputs, constants, relu,
+                               memory, partial, k)  # fmt: skip
+        else:
+            moments_of_block(rows, k * BLOCK_ROWS * outputs, BLOCK_ROWS, outputs, outputs, memory, partial, k)
+
+
+def adds_up(
+    form: int, images: int, out: Pair, channels: int, outputs: int, dilation: Pair
+) -> bool:
+    """Return whether this form can add up its outputs for batch norm: BLOCK_TILES tiles are BLOCK_ROWS rows of y."""
+    across = out[1] // 4
+    whole = out[0] % 4 == 0 and out[1] % 4 == 0 and across > 0 and BLOCK_TILES % across == 0 and dilation == (1, 1)
+    tiles = images * (out[0] // 4) * across
+    return (
+        form == F4X4_3X3 and whole and tiles % BLOCK_TILES == 0 and outputs % LANES == 0
+        and not divides_outputs(36, channels, outputs, tiles)
+    )  # fmt: skip
 
 
 @apart_jit
 def _convolve_job(
     job: int, tasks: int, parts: int, form: int, x: ndarray, tiles: Tiles, padding: Pair, group: int, u: ndarray,
     u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
+    norm_x: ndarray, constants: ndarray, norm_relu: bool, partial: ndarray,
 ) -> None:  # fmt: skip
     """Compute one part of the outputs for one of `tasks` ranges of groups. A job has a number: task * parts + part."""
     total, outputs = count_of(x.shape[0], tiles), y.shape[3]
@@ -126,7 +164,7 @@ def _convolve_job(
         count = min(group, last - first)
         more = min(group, last - first - count)
         _convolve_group(form, x, tiles, padding, first, count, more, u, u_plane, finish, end, shortcut, own, v_plane,
-                        m_plane, begin, stop, y)  # fmt: skip
+                        m_plane, begin, stop, y, norm_x, constants, norm_relu, partial)  # fmt: skip
 
 
 @jit
@@ -147,6 +185,7 @@ def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs
 def _convolve(
     form: int, x: ndarray, weight: ndarray, flip: bool, bias: ndarray, scale: ndarray, shift: ndarray,
     shortcut: ndarray, relu: bool, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
+    norm_x: ndarray, constants: ndarray, norm_relu: bool, partial: ndarray,
 ) -> None:  # fmt: skip
     """Compute y from x as in `forward`, or, with `flip`, dx (passed as y) from dy (passed as x)."""
     m, _, n = tile_of(form)
@@ -168,7 +207,7 @@ def _convolve(
         for block in range(blocks if first_step == 0 else 0):
             weight_to_planes(form, weight, flip, block, u, u_plane)
         _convolve_job(0, 1, 1, form, x, tiles, padding, group, u, u_plane, finish, end, shortcut, rest, v_plane,
-                      m_plane, y)  # fmt: skip
+                      m_plane, y, norm_x, constants, norm_relu, partial)  # fmt: skip
         first_step = 2
     for step in range(first_step, 2):  # one parallel loop for both: each parallel loop costs a second of compile time
         count = blocks if step == 0 else jobs
@@ -178,7 +217,8 @@ def _convolve(
                 weight_to_planes(form, weight, flip, q, u, u_plane)
             else:
                 _convolve_job(q, jobs // parts, parts, form, x, tiles, padding, group, u, u_plane, finish, end,
-                              shortcut, rest[q * each : (q + 1) * each], v_plane, m_plane, y)  # fmt: skip
+                              shortcut, rest[q * each : (q + 1) * each], v_plane, m_plane, y, norm_x, constants,
+                              norm_relu, partial)  # fmt: skip
     if packed.size:
         packed[packed.size - 1] = 1
 
@@ -186,25 +226,33 @@ def _convolve(
 @register_jitable(inline="always")  # Numba copies this call into cpu.py's function, and compiles no function for it
 def forward(
     form: int, x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray,
-    relu: bool, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
+    relu: bool, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, y: ndarray, partial: ndarray,
 ) -> None:  # fmt: skip
     """Compute y (N, Ho, Wo, O) = conv(x, weight) [+ bias] [* scale + shift] [+ shortcut] [relu].
 
     bias, scale, shift: (O,) or of size 0; shortcut: a vector with the layout of y, or of size 0; packed: of size 0, or
-    memory for U (see reference.py)
+    memory for U (see reference.py); partial: (blocks, 2, O) for the moments of y (kernels/norm/blocks.py), or of size 0
     """
-    _convolve(form, x, weight, False, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y)
+    none = scratch[:0]
+    _convolve(form, x, weight, False, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y,
+              none, none, False, partial)  # fmt: skip
 
 
 @register_jitable(inline="always")
 def backward_input(
     form: int, dy: ndarray, weight: ndarray, shortcut: ndarray, padding: Pair, dilation: Pair, scratch: ndarray,
-    dx: ndarray,
+    dx: ndarray, norm_x: ndarray, constants: ndarray, norm_relu: bool, partial: ndarray,
 ) -> None:  # fmt: skip
-    """Compute dx (N, H, W, C) [+ shortcut] from dy (N, Ho, Wo, O)."""
+    """Compute dx (N, H, W, C) [+ shortcut] from dy (N, Ho, Wo, O).
+
+    If dx is the gradient of the output of a batch norm, also compute the sums of that layer: partial (blocks, 2, C),
+    from its input norm_x (a vector) and its constants (`gradients_of_block` in kernels/norm/blocks.py). Otherwise,
+    these are of size 0.
+    """
     none, edge = scratch[:0], weight.shape[0] - 1
     flipped = edge * dilation[0] - padding[0], edge * dilation[1] - padding[1]
-    _convolve(form, dy, weight, True, none, none, none, shortcut, False, flipped, dilation, none, scratch, dx)
+    _convolve(form, dy, weight, True, none, none, none, shortcut, False, flipped, dilation, none, scratch, dx,
+              norm_x, constants, norm_relu, partial)  # fmt: skip
 
 
 def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: Pair, dilation: Pair) -> int:

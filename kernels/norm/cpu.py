@@ -23,13 +23,16 @@ import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import Part, in_parts, jit
-from minidl.kernels.reduce.rows import narrow, repeat, wide
+from minidl.kernels.reduce.rows import repeat, wide
 
 from ..elementwise.stream import fetch, get, put
+from ..matmul.emitter import prefetch
+from .blocks import BLOCK_ROWS, constants_of, gradients_of_block, moments_of_block, wide_row
 from .reference import __all__ as __all__
 
 BLOCK_SIZE = 16384  # if there are several blocks, each has about this many numbers or more
 MAX_BLOCKS = 64
+LINE = 64  # bytes of a cache line
 AHEAD = 2  # wide rows: at the beginning of a row, the cache lines of the row that follows the next one are requested
 
 
@@ -65,36 +68,74 @@ def _total(partial: ndarray) -> ndarray:
     return total
 
 
+# Sums over blocks of rows
+
+
+def parts(rows: int, channels: int) -> int:
+    """Return the number of blocks of rows in batch norm's `partial` (blocks, 2, C)."""
+    return max(1, rows // BLOCK_ROWS)
+
+
+@jit
+def _tasks(partial: ndarray) -> int:
+    return max(1, min(MAX_BLOCKS, partial.shape[0], partial.size // 2 * BLOCK_ROWS // BLOCK_SIZE))
+
+
+@jit
+def _blocks_of_task(partial: ndarray, task: int, tasks: int) -> ndarray:
+    blocks = partial.shape[0]
+    return partial[blocks * task // tasks : blocks * (task + 1) // tasks]
+
+
+@jit
+def _first_block(partial: ndarray, task: int, tasks: int) -> int:
+    return partial.shape[0] * task // tasks
+
+
+@jit
+def _count(partial: ndarray, task: int, tasks: int) -> int:
+    return partial.shape[0]
+
+
+by_tasks = in_parts(_tasks, _blocks_of_task, first=_first_block, blocks=_count)
+
+
+@jit
+def _fetch_rows(x: ndarray, begin: int, count: int) -> None:
+    """Prefetch x[begin : begin + count] of x (n,) into the second-level cache."""
+    for at in range(begin, min(begin + count, x.size), LINE // x.itemsize):
+        prefetch(x, at)
+
+
+@by_tasks
+def _moments(x: ndarray, first: int, blocks: int, partial: Part) -> None:
+    """Compute partial (blocks, 2, C) = the moments of each block of rows (blocks.py)."""
+    rows, channels = x.shape
+    numbers, width = x.reshape(x.size), wide_row(x, channels)
+    memory = np.empty(2 * width, x.dtype)
+    for k in range(partial.shape[0]):
+        begin, end = rows * (first + k) // blocks, rows * (first + k + 1) // blocks
+        _fetch_rows(numbers, end * channels, (end - begin) * channels)
+        moments_of_block(numbers, begin * channels, end - begin, channels, width, memory, partial, k)
+
+
+@by_tasks
+def _gradient_moments(
+    dy: ndarray, x: ndarray, constants: ndarray, relu: bool, first: int, blocks: int, partial: Part
+) -> None:
+    """Compute partial (blocks, 2, C) = the sums of each block of rows for the gradients (blocks.py)."""
+    rows, channels = x.shape
+    dys, numbers, width = dy.reshape(dy.size), x.reshape(x.size), wide_row(x, channels)
+    memory = np.empty(2 * width, x.dtype)
+    for k in range(partial.shape[0]):
+        begin, end = rows * (first + k) // blocks, rows * (first + k + 1) // blocks
+        _fetch_rows(dys, end * channels, (end - begin) * channels)
+        _fetch_rows(numbers, end * channels, (end - begin) * channels)
+        gradients_of_block(dys, numbers, begin * channels, end - begin, channels, width, constants, relu, memory,
+                           partial, k)  # fmt: skip
+
+
 # Batch normalisation
-
-
-@by_partial_sums
-def _moments(x: Part, origin: ndarray, partial: Part) -> None:
-    """Compute partial[0] (2, C) = the sums of x - origin and of (x - origin)^2 over the rows."""
-    width = wide(x.shape[1])
-    origin = repeat(origin, width)
-    first, second = np.zeros(width), np.zeros(width)
-    numbers = x.reshape(x.size)
-    begin = 0
-    while begin + 4 * width <= numbers.size:  # four rows together: the sums are loaded and stored a quarter as often
-        fetch(numbers, begin + 4 * width, 4 * width)
-        four = numbers[begin : begin + 4 * width].reshape(4, width)
-        p, q, r, s = four[0], four[1], four[2], four[3]
-        for i in range(width):
-            o = get(origin, i)
-            a, b, c, d = get(p, i) - o, get(q, i) - o, get(r, i) - o, get(s, i) - o
-            put(first, i, get(first, i) + ((a + b) + (c + d)), False)
-            put(second, i, get(second, i) + ((a * a + b * b) + (c * c + d * d)), False)
-        begin += 4 * width
-    while begin < numbers.size:
-        row = numbers[begin : begin + width]
-        for i in range(row.size):
-            distance = row[i] - origin[i]
-            first[i] += distance
-            second[i] += distance * distance
-        begin += width
-    narrow(first, partial[0, 0])
-    narrow(second, partial[0, 1])
 
 
 @by_blocks
@@ -104,18 +145,47 @@ def _normalize(x: Part, mean: ndarray, scale: ndarray, bias: ndarray, shortcut: 
     mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
     zero, adds = x.dtype.type(0), shortcut.size > 0
     numbers, results, others = x.reshape(x.size), y.reshape(y.size), shortcut.reshape(shortcut.size)
-    for start in range(0, numbers.size, width):
-        following = start + AHEAD * width
+    for begin in range(0, numbers.size, width):
+        following = begin + AHEAD * width
         fetch(numbers, following, width)
         fetch(results, following, width)
         fetch(others, following, width)
-        row, result = numbers[start : start + width], results[start : start + width]
-        other = others[start : start + width]
-        for i in range(row.size):
-            value = (get(row, i) - get(mean, i)) * get(scale, i) + get(bias, i)
+        for i in range(min(width, numbers.size - begin)):
+            at = begin + i
+            value = (get(numbers, at) - get(mean, i)) * get(scale, i) + get(bias, i)
             if adds:
-                value += get(other, i)
-            put(result, i, zero if relu and value < zero else value, False)
+                value += get(others, at)
+            put(results, at, zero if relu and value < zero else value, False)
+
+
+@jit
+def _statistics(
+    rows: int, eps: float, momentum: float, running_mean: ndarray, running_var: ndarray, partial: ndarray,
+    mean: ndarray, rstd: ndarray,
+) -> None:  # fmt: skip
+    """Compute mean and rstd from the moments of all blocks, and update the running statistics.
+
+    The squared distances from the mean of all rows are those from the means of the blocks, plus those of these means
+    (Chan, Golub and LeVeque 1983). So no digits cancel, even if the mean is large.
+    """
+    blocks, _, channels = partial.shape
+    center, squares = np.zeros(channels), np.zeros(channels)
+    for k in range(blocks):
+        for c in range(channels):
+            center[c] += partial[k, 0, c]
+    for c in range(channels):
+        center[c] /= rows
+    for k in range(blocks):
+        count = rows * (k + 1) // blocks - rows * k // blocks
+        each = 1 / max(count, 1)
+        for c in range(channels):
+            distance = partial[k, 0, c] - count * center[c]
+            squares[c] += partial[k, 1, c] + distance * distance * each
+    for c in range(channels):
+        mean[c] = center[c]
+        rstd[c] = 1 / math.sqrt(squares[c] / rows + eps)
+        running_mean[c] = (1 - momentum) * running_mean[c] + momentum * mean[c]
+        running_var[c] = (1 - momentum) * running_var[c] + momentum * squares[c] / max(rows - 1, 1)
 
 
 @jit
@@ -123,25 +193,19 @@ def batch_norm(
     x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float, shortcut: ndarray, relu: bool,
     running_mean: ndarray, running_var: ndarray, partial: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    # One pass computes both moments. It is as accurate as two passes: distances are measured from the first row. Since
-    # this row contributes to the variance, at most log2(rows) of float64's 53 bits cancel.
-    rows, channels = x.shape
-    origin = x[0].astype(np.float64)
-    _moments(x, origin, partial)
-    moments = _total(partial)
-    scale = np.empty_like(weight)
-    for c in range(channels):
-        distance = moments[0, c] / rows
-        variance = moments[1, c] / rows - distance * distance
-        if variance < 0:  # due to rounding
-            variance = 0.0
-        unbiased = variance * rows / max(rows - 1, 1)
-        mean[c] = origin[c] + distance
-        rstd[c] = 1 / math.sqrt(variance + eps)
-        scale[c] = rstd[c] * weight[c]
-        running_mean[c] = (1 - momentum) * running_mean[c] + momentum * mean[c]
-        running_var[c] = (1 - momentum) * running_var[c] + momentum * unbiased
-    _normalize(x, mean, scale, bias, shortcut, relu, y)
+    _moments(x, partial)
+    batch_norm_with_moments(x, weight, bias, eps, momentum, shortcut, relu, partial, running_mean, running_var, mean,
+                            rstd, y)  # fmt: skip
+
+
+@jit
+def batch_norm_with_moments(
+    x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float, shortcut: ndarray, relu: bool,
+    partial: ndarray, running_mean: ndarray, running_var: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
+) -> None:  # fmt: skip
+    """Do the rest of `batch_norm` after a convolution has computed the moments of x (forward_with_moments)."""
+    _statistics(x.shape[0], eps, momentum, running_mean, running_var, partial, mean, rstd)
+    _normalize(x, mean, rstd * weight, bias, shortcut, relu, y)
 
 
 @jit
@@ -160,49 +224,6 @@ def _passing(
     return (x.dtype.type(0) if distance * get(scale, i) + get(bias, i) <= limit else gradient), distance
 
 
-@by_partial_sums
-def _gradient_moments(
-    dy: Part, x: Part, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, partial: Part
-) -> None:
-    """Compute partial[0] (2, C) = sums of dy and dy * (x - mean) over the rows; with relu, only over positive outputs.
-
-    Four rows are added in the type of the arrays, and their sums in float64. Unlike in a variance, no digits cancel.
-    These are two loops: float64 in the first one would halve the length of all its vectors.
-    """
-    width, limit = wide(x.shape[1]), _limit(x, relu)
-    mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
-    first, second = np.zeros(width), np.zeros(width)
-    four_dys, four_products = np.empty(width, x.dtype), np.empty(width, x.dtype)
-    dys, numbers = dy.reshape(dy.size), x.reshape(x.size)
-    begin = 0
-    while begin + 4 * width <= numbers.size:
-        fetch(dys, begin + 4 * width, 4 * width)
-        fetch(numbers, begin + 4 * width, 4 * width)
-        g4 = dys[begin : begin + 4 * width].reshape(4, width)
-        x4 = numbers[begin : begin + 4 * width].reshape(4, width)
-        g0, g1, g2, g3, x0, x1, x2, x3 = g4[0], g4[1], g4[2], g4[3], x4[0], x4[1], x4[2], x4[3]
-        for i in range(width):
-            ga, a = _passing(g0, x0, mean, scale, bias, limit, i, i)
-            gb, b = _passing(g1, x1, mean, scale, bias, limit, i, i)
-            gc, c = _passing(g2, x2, mean, scale, bias, limit, i, i)
-            gd, d = _passing(g3, x3, mean, scale, bias, limit, i, i)
-            put(four_dys, i, (ga + gb) + (gc + gd), False)
-            put(four_products, i, (ga * a + gb * b) + (gc * c + gd * d), False)
-        for i in range(width):
-            put(first, i, get(first, i) + get(four_dys, i), False)
-            put(second, i, get(second, i) + get(four_products, i), False)
-        begin += 4 * width
-    while begin < numbers.size:
-        dy_row, row = dys[begin : begin + width], numbers[begin : begin + width]
-        for i in range(row.size):
-            gradient, distance = _passing(dy_row, row, mean, scale, bias, limit, i, i)
-            first[i] += gradient
-            second[i] += gradient * distance
-        begin += width
-    narrow(first, partial[0, 0])
-    narrow(second, partial[0, 1])
-
-
 @by_blocks
 def _input_gradient(
     dy: Part, x: Part, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, slope: ndarray,
@@ -213,16 +234,15 @@ def _input_gradient(
     mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
     slope, constant = repeat(slope, width), repeat(constant, width)
     dys, numbers, dxs = dy.reshape(dy.size), x.reshape(x.size), dx.reshape(dx.size)
-    for start in range(0, numbers.size, width):
-        following = start + AHEAD * width
+    for begin in range(0, numbers.size, width):
+        following = begin + AHEAD * width
         fetch(dys, following, width)
         fetch(numbers, following, width)
         fetch(dxs, following, width)
-        dy_row, row, dx_row = dys[start : start + width], numbers[start : start + width], dxs[start : start + width]
-        for i in range(row.size):
-            gradient, distance = _passing(dy_row, row, mean, scale, bias, limit, i, i)
+        for i in range(min(width, numbers.size - begin)):
+            gradient, distance = _passing(dys, numbers, mean, scale, bias, limit, begin + i, i)
             value = get(scale, i) * gradient + (get(slope, i) * distance + get(constant, i))
-            put(dx_row, i, value, False)
+            put(dxs, begin + i, value, False)
 
 
 @jit
@@ -230,13 +250,21 @@ def batch_norm_backward(
     dy: ndarray, x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray, relu: bool,
     partial: ndarray, dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
+    _gradient_moments(dy, x, constants_of(mean, rstd * weight, bias), relu, partial)
+    batch_norm_backward_with_sums(dy, x, weight, bias, mean, rstd, relu, partial, dx, dweight, dbias)
+
+
+@jit
+def batch_norm_backward_with_sums(
+    dy: ndarray, x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray, relu: bool,
+    partial: ndarray, dx: ndarray, dweight: ndarray, dbias: ndarray,
+) -> None:  # fmt: skip
+    """Do the rest of `batch_norm_backward` after a convolution has computed the sums (backward_input_with_sums)."""
     # For each channel, dx = weight * rstd * (dy - dbias / rows - (x - mean) * rstd * dweight / rows),
     # which is linear in dy and x.
     rows, channels = x.shape
-    scale, slope, constant = np.empty_like(weight), np.empty_like(weight), np.empty_like(weight)
-    for c in range(channels):
-        scale[c] = rstd[c] * weight[c]  # as in the forward pass: relu needs the bit-identical output
-    _gradient_moments(dy, x, mean, scale, bias, relu, partial)
+    scale = rstd * weight  # as in the forward pass: relu needs the bit-identical output
+    slope, constant = np.empty_like(weight), np.empty_like(weight)
     moments = _total(partial)
     for c in range(channels):
         dbias[c] = moments[0, c]
@@ -280,7 +308,7 @@ def affine_backward(
     dx: ndarray, dscale: ndarray, dshift: ndarray,
 ) -> None:  # fmt: skip
     zeros = np.zeros_like(scale)  # for mean, slope and constant: given statistics add no terms to dx
-    _gradient_moments(dy, x, zeros, scale, shift, relu, partial)
+    _gradient_moments(dy, x, constants_of(zeros, scale, shift), relu, partial)
     moments = _total(partial)
     for c in range(scale.size):
         dshift[c], dscale[c] = moments[0, c], moments[1, c]

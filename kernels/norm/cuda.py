@@ -40,6 +40,11 @@ from .cuda_layer import layer_norm_backward as layer_norm_backward
 from .reference import __all__ as __all__
 
 
+def parts(rows: int, channels: int) -> int:
+    """Return the number of blocks of rows in batch norm's `partial` (blocks, 2, C): about two for each SM."""
+    return max(1, min(256, rows // 64, 2 * rows * channels // 8192))
+
+
 def _quads(rows: int, channels: int) -> int:
     """Return the number of blocks that have a thread for each quad of the rows."""
     return -(-rows * -(-channels // QUAD) // THREADS)

@@ -18,6 +18,11 @@ __all__ = [
 ]  # fmt: skip
 
 
+def parts(rows: int, channels: int) -> int:
+    """Return the number of blocks of rows in `partial` (blocks, 2, C): any, since these loops do not use it."""
+    return 1
+
+
 def _mean_and_variance(values: ndarray) -> tuple[float, float]:
     """Return mean and variance of a vector. The variance is accurate even if the mean is large."""
     mean = sum(values) / len(values)

@@ -26,10 +26,9 @@ class Norm(Function):
         return empty(dy.shape, dy.dtype), empty(self.weight.shape, dy.dtype), empty(self.weight.shape, dy.dtype)
 
     def partial(self, x: np.ndarray) -> np.ndarray:
-        """Return an uninitialised array (parts, 2, C) for partial results of two sums over the rows of x."""
+        """Return an uninitialised array (blocks, 2, C) for the sums of batch norm over blocks of the rows of x."""
         rows, channels = x.shape
-        partial = partial_sums(self.device, rows, 1, 2 * channels)
-        return partial.reshape(len(partial), 2, channels)
+        return self.device.empty((self.device.norm.parts(rows, channels), 2, channels), np.dtype(np.float64))
 
 
 class BatchNorm(Norm):
@@ -108,8 +107,10 @@ class LayerNorm(Norm):
     def backward(self, dy: np.ndarray) -> tuple[np.ndarray, ...]:
         dx, dweight, dbias = self.gradients(dy)
         rows = _rows(self.x)
+        partial = partial_sums(self.device, len(rows), 1, 2 * rows.shape[1])
+        partial = partial.reshape(len(partial), 2, rows.shape[1])
         self.device.norm.layer_norm_backward(
-            _rows(dy), rows, self.weight, self.mean, self.rstd, self.partial(rows), _rows(dx), dweight, dbias
+            _rows(dy), rows, self.weight, self.mean, self.rstd, partial, _rows(dx), dweight, dbias
         )
         return dx, dweight, dbias
 

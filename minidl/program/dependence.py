@@ -21,7 +21,10 @@ FIRST_WRITTEN = {
             "y": "relu leaky_relu gelu silu tanh sigmoid",
             "dx": "relu_backward leaky_relu_backward gelu_backward silu_backward tanh_backward sigmoid_backward",
         },
-        "conv": {"packed": "forward", "scratch": "backward_input backward_weight"},
+        "conv": {
+            "packed": "forward forward_with_moments",
+            "scratch": "backward_input backward_input_with_sums backward_weight",
+        },
         "dropout": {"y": "dropout"},
         "elementwise": {
             "out": "absolute accumulate add affine copy divide exp fill log maximum multiply power sqrt subtract",
@@ -34,7 +37,8 @@ FIRST_WRITTEN = {
         "norm": {
             "y": "affine",
             "partial": "affine_backward batch_norm_backward layer_norm_backward",
-            "running_mean": "batch_norm",
+            "running_mean": "batch_norm batch_norm_with_moments",
+            "dx": "batch_norm_backward_with_sums",
             "scale": "fold",
             "dweight": "fold_backward",
             "mean": "layer_norm",

@@ -29,6 +29,7 @@ IN_PLACE = {
     "group_norm.group_norm_backward": ("dy", "dx"),
     "norm.affine": ("x", "y"),
     "norm.batch_norm_backward": ("dy", "dx"),
+    "norm.batch_norm_backward_with_sums": ("dy", "dx"),
 }
 
 

@@ -29,6 +29,7 @@ from minidl.program.packed import PackedWeights
 from minidl.program.plan import plan, remove_unread, work_in_place, write_gradients_directly
 from minidl.program.precompile import Kernel, OnProgress, compile_all, silent
 from minidl.program.record import Call, Memory, Place, Recorder
+from minidl.program.sums import sum_in_convolutions
 
 SHORT = 0.001  # seconds; a run that takes less is short (engine/team.py)
 WORKSPACE = "workspace"
@@ -69,6 +70,9 @@ class Program:
         outputs = {place.memory for place in places.values()}
         step = Calls(recorder.calls)
         fuse(step, outputs)
+        if recorder.name == "cpu":
+            import os
+            if os.environ.get("STRIPS","1")=="1": sum_in_convolutions(step)
         remove_unread(step, outputs)
         write_gradients_directly(step, outputs)
         if packed is not None:

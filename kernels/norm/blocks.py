@@ -1,0 +1,227 @@
+"""The sums of batch norm over one block of rows, in registers. cpu.py adds the sums of all blocks.
+
+    moments_of_block      sum of x, and of (x - m)^2, where m is the mean of the block
+    gradients_of_block    sum of dy, and of dy * (x - mean)
+
+A block is short, so float32 is accurate enough within it; the sums of blocks are float64. A block has about 8 KB in a
+layer with 16 channels, so the second pass over x finds it in the first-level cache.
+
+A convolution calls these functions, too, for rows that it has just written (conv/winograd.py): no other kernel has to
+read them from a slow cache. cpu.py calls them with the same rows, so the bits are the same.
+
+A vector holds 16 numbers. With 16 channels, or a multiple, vector j always holds the same channels. Otherwise several
+rows are a wide row: the least common multiple of `channels` and 16 numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy import ndarray
+
+from minidl.engine.jit import jit
+
+from ..matmul.emitter import Emitter, Sums, Value, instructions
+from ..matmul.tile import lanes
+from ..reduce.rows import repeat
+
+BLOCK_ROWS = 128
+CHAINS = 8  # independent sums: an addition takes 4 cycles, and 2 begin in each cycle
+
+
+def _for_vectors(e: Emitter, vectors: Value, write: Callable[[int], None]) -> None:
+    """Write write(count) for 4, 2 and 1 adjacent vectors; the one for `vectors` runs."""
+    b = e.builder
+    with b.if_else(b.icmp_signed("==", vectors, e.integer(4))) as (four, fewer):
+        with four:
+            write(4)
+        with fewer, b.if_else(b.icmp_signed("==", vectors, e.integer(2))) as (two, one):
+            with two:
+                write(2)
+            with one:
+                write(1)
+
+
+def _zeros(e: Emitter, kinds: int, chains: int, vectors: int) -> Sums:
+    return {(kind, i * vectors + v): e.filled(0.0) for kind in range(kinds) for i in range(chains) for v in range(vectors)}
+
+
+def _store(e: Emitter, sums: Sums, kind: int, vectors: int, total: Value, to: Value) -> None:
+    """Add the chains of each vector in pairs, (a + b) + (c + d), and store the vectors."""
+    for v in range(vectors):
+        terms = [value for (k, i), value in sums.items() if k == kind and i % vectors == v]
+        while len(terms) > 1:
+            terms = [e.builder.fadd(*terms[i : i + 2]) for i in range(0, len(terms), 2)]
+        e.store(terms[0], total, e.builder.add(to, e.integer(v * e.lanes)))
+
+
+@instructions
+def _sum(
+    e: Emitter, vectors: Value, rounds: Value, x: Value, at: Value, step: Value, total: Value, to: Value
+) -> None:  # fmt: skip
+    """Compute some adjacent vectors of `total`: sums over CHAINS / vectors * rounds rows of x, `step` numbers apart."""
+
+    def write(vectors: int) -> None:
+        def add(sums: Sums, _: Value, at: Value) -> Sums:
+            rows = [e.at(x, b.add(at, e.times(step, i))) for i in range(chains)]
+            return {(0, i): b.fadd(sums[0, i], e.load(rows[i // vectors], i % vectors * e.lanes)) for _, i in sums}
+
+        b, chains = e.builder, CHAINS // vectors
+        sums = e.loop(rounds, [(at, e.times(step, chains))], _zeros(e, 1, chains, vectors), add)
+        _store(e, sums, 0, vectors, total, to)
+
+    _for_vectors(e, vectors, write)
+
+
+@instructions
+def _sum_squares(
+    e: Emitter, vectors: Value, rounds: Value, x: Value, at: Value, step: Value, mean: Value, total: Value, to: Value
+) -> None:  # fmt: skip
+    """Do the same for (x - mean)^2. The vectors of the mean are mean[to], ..."""
+
+    def write(vectors: int) -> None:
+        def add(sums: Sums, _: Value, at: Value) -> Sums:
+            found = {}
+            for _, i in sums:
+                row = e.at(x, b.add(at, e.times(step, i // vectors)))
+                distance = b.fsub(e.load(row, i % vectors * e.lanes), centers[i % vectors])
+                found[0, i] = e.multiply_add(distance, distance, sums[0, i])
+            return found
+
+        b, chains = e.builder, CHAINS // vectors
+        centers = e.columns(e.at(mean, to), vectors)
+        sums = e.loop(rounds, [(at, e.times(step, chains))], _zeros(e, 1, chains, vectors), add)
+        _store(e, sums, 0, vectors, total, to)
+
+    _for_vectors(e, vectors, write)
+
+
+@instructions
+def _sum_gradients(
+    e: Emitter, vectors: Value, rounds: Value, dy: Value, x: Value, at: Value, step: Value, constants: Value,
+    relu: Value, width: Value, total: Value, to: Value,
+) -> None:  # fmt: skip
+    """Compute vectors of `total`: sums of dy at total[to], sums of dy * (x - mean) at total[width + to].
+
+    They are sums over CHAINS / 2 / vectors * rounds rows. With relu, dy counts as 0 where (x - mean) * scale + bias <=
+    0. mean, scale and bias are rows of `constants`.
+    """
+
+    def write(vectors: int, relu: bool) -> None:
+        def add(sums: Sums, _: Value, at: Value) -> Sums:
+            found = dict(sums)
+            for i in range(chains * vectors):
+                row, v = b.add(at, e.times(step, i // vectors)), i % vectors
+                gradient = e.load(e.at(dy, row), v * e.lanes)
+                distance = b.fsub(e.load(e.at(x, row), v * e.lanes), mean[v])
+                if relu:
+                    output = b.fadd(b.fmul(distance, scale[v]), bias[v])
+                    blocked = b.fcmp_ordered("<=", output, e.filled(0.0))
+                    gradient = b.select(blocked, e.filled(0.0), gradient)
+                found[0, i] = b.fadd(sums[0, i], gradient)
+                found[1, i] = e.multiply_add(gradient, distance, sums[1, i])
+            return found
+
+        b, chains = e.builder, CHAINS // 2 // vectors
+        mean, scale, bias = (e.columns(e.at(constants, b.add(to, e.times(width, i))), vectors) for i in range(3))
+        sums = e.loop(rounds, [(at, e.times(step, chains))], _zeros(e, 2, chains, vectors), add)
+        _store(e, sums, 0, vectors, total, to)
+        _store(e, sums, 1, vectors, total, e.builder.add(to, width))
+
+    with e.builder.if_else(relu) as (yes, no):
+        for relu, branch in ((True, yes), (False, no)):
+            with branch:
+                _for_vectors(e, vectors, partial(write, relu=relu))
+
+
+@jit
+def wide_row(array: ndarray, channels: int) -> int:
+    """Return the length of a wide row: the least common multiple of `channels` and the lanes of a vector."""
+    row = channels
+    while row % lanes(array):
+        row += channels
+    return row
+
+
+@jit
+def constants_of(mean: ndarray, scale: ndarray, bias: ndarray) -> ndarray:
+    """Return mean, scale and bias, each repeated to a wide row: the constants of gradients_of_block."""
+    width = wide_row(mean, mean.size)
+    constants = np.empty(3 * width, mean.dtype)
+    constants[:width] = repeat(mean, width)
+    constants[width : 2 * width] = repeat(scale, width)
+    constants[2 * width :] = repeat(bias, width)
+    return constants
+
+
+@jit
+def _narrow(sums: ndarray, width: int, channels: int, c: int) -> float:
+    """Return the sum for channel c over the rows of a wide row."""
+    total = 0.0
+    for i in range(c, width, channels):
+        total += sums[i]
+    return total
+
+
+@jit
+def _vectors(array: ndarray, width: int) -> int:
+    """Return how many adjacent vectors are summed together: 4, 2 or 1."""
+    return 4 if width % (4 * lanes(array)) == 0 else 2 if width % (2 * lanes(array)) == 0 else 1
+
+
+@jit
+def moments_of_block(
+    x: ndarray, begin: int, rows: int, channels: int, width: int, memory: ndarray, partial: ndarray, k: int
+) -> None:
+    """Compute partial[k] (2, C) from rows of x (n,), beginning with x[begin]. memory: 2 wide rows."""
+    vectors = _vectors(x, width)
+    rounds = rows * channels // (CHAINS // vectors * width)
+    whole = rounds * (CHAINS // vectors) * width
+    sums, means = memory[:width], memory[width : 2 * width]
+    for j in range(0, width if rounds else 0, vectors * lanes(x)):
+        _sum(vectors, rounds, x, begin + j, width, sums, j)
+    for c in range(channels):
+        total = _narrow(sums, width, channels, c) if rounds else 0.0
+        for at in range(begin + whole + c, begin + rows * channels, channels):
+            total += x[at]
+        partial[k, 0, c] = total
+        means[c] = total / rows
+    for i in range(channels, width):
+        means[i] = means[i - channels]
+    for j in range(0, width if rounds else 0, vectors * lanes(x)):
+        _sum_squares(vectors, rounds, x, begin + j, width, means, sums, j)
+    for c in range(channels):
+        total = _narrow(sums, width, channels, c) if rounds else 0.0
+        for at in range(begin + whole + c, begin + rows * channels, channels):
+            distance = x[at] - means[c]
+            total += distance * distance
+        partial[k, 1, c] = total
+
+
+@jit
+def gradients_of_block(
+    dy: ndarray, x: ndarray, begin: int, rows: int, channels: int, width: int, constants: ndarray, relu: bool,
+    memory: ndarray, partial: ndarray, k: int,
+) -> None:  # fmt: skip
+    """Compute partial[k] (2, C) from rows of dy (n,) and x (n,), beginning with dy[begin] and x[begin].
+
+    constants: mean, scale and bias, each repeated to a wide row. memory: 2 wide rows.
+    """
+    vectors = _vectors(x, width)
+    rounds = rows * channels // (CHAINS // 2 // vectors * width)
+    whole = rounds * (CHAINS // 2 // vectors) * width
+    for j in range(0, width if rounds else 0, vectors * lanes(x)):
+        _sum_gradients(vectors, rounds, dy, x, begin + j, width, constants, relu, width, memory, j)
+    for c in range(channels):
+        first = _narrow(memory, width, channels, c) if rounds else 0.0
+        second = _narrow(memory[width:], width, channels, c) if rounds else 0.0
+        mean, scale, bias = constants[c], constants[width + c], constants[2 * width + c]
+        for at in range(begin + whole + c, begin + rows * channels, channels):
+            distance = x[at] - mean
+            if not (relu and distance * scale + bias <= 0):
+                first += dy[at]
+                second += dy[at] * distance
+        partial[k, 0, c] = first
+        partial[k, 1, c] = second
