@@ -158,14 +158,13 @@ def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int) ->
 
 
 @jit
-def prefetch_part(array: ndarray, place: Pair, part: int, parts: int) -> None:
-    """Divide the range `place` (offset, size) of an array into parts of equal size, and prefetch part number `part`."""
-    flat = array.reshape(-1)
-    line = 64 // array.itemsize
+def prefetch_part(numbers: ndarray, place: Pair, part: int, parts: int) -> None:
+    """Divide the range `place` (offset, size) of a vector into parts of equal size, and prefetch part number `part`."""
+    line = 64 // numbers.itemsize
     each = (place[1] // line + parts - 1) // parts * line
     begin = place[0] + part * each
-    for at in range(begin, min(begin + each, place[0] + place[1], array.size), line):
-        prefetch(flat, at)
+    for at in range(begin, min(begin + each, place[0] + place[1], numbers.size), line):
+        prefetch(numbers, at)
 
 
 @apart_jit

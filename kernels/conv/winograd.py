@@ -98,19 +98,20 @@ def _convolve_group(
     total = count_of(x.shape[0], tiles)
     following = pixels_of(x, first + count, more, total, r - 1 - padding[0])
     here = pixels_of(y, first, count, total, 0)
-    panels = (outputs + columns - 1) // columns
+    pixels, panels = x.reshape(-1), (outputs + columns - 1) // columns
     tall = count // TALL_MR * TALL_MR if v_row == lanes(x) and m_row == lanes(x) else 0  # rows for tall_tile
     for k in range(n * n):
         for o in range(begin, stop, columns):
-            prefetch_part(x, following, k * panels + o // columns, n * n * panels)
+            prefetch_part(pixels, following, k * panels + o // columns, n * n * panels)
             prefetch_part(shortcut, here, k * panels + o // columns, n * n * panels)
             prefetch_part(norm_x, here, k * panels + o // columns, n * n * panels)
             for t in range(0, tall, TALL_MR):
                 tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, k * u_plane, columns,
                           products, k * m_plane + t * m_row, m_row)  # fmt: skip
-            product_panel(count - tall, min(columns, stop - o), channels, kc, False,
-                          v, k * v_plane + tall * v_row, v_row, 1, u, k * u_plane + o * channels, columns,
-                          products, k * m_plane + tall * m_row + o, m_row)  # fmt: skip
+            if tall < count:
+                product_panel(count - tall, min(columns, stop - o), channels, kc, False,
+                              v, k * v_plane + tall * v_row, v_row, 1, u, k * u_plane + o * channels, columns,
+                              products, k * m_plane + tall * m_row + o, m_row)  # fmt: skip
     from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, shortcut, patch, begin, stop, y)
     if partial.size:
         _add_up(y, first, count, norm_x, constants, norm_relu, patch, partial)
@@ -348,11 +349,12 @@ def _gradient_products(
     v_tiles = (v_plane - LANES) // round_up(channels, v_block)
     columns, row = panel_width(v), row_of(outputs)
     panels = (outputs + columns - 1) // columns
+    pixels, gradients = x.reshape(-1), dy.reshape(-1)
     for k in range(begin, end):
         for o in range(0, outputs, columns):
             d_at = k * d_plane + o // d_block * v_tiles * d_block + o % d_block
-            prefetch_part(x, x_next, k * panels + o // columns, planes * panels)
-            prefetch_part(dy, dy_next, k * panels + o // columns, planes * panels)
+            prefetch_part(pixels, x_next, k * panels + o // columns, planes * panels)
+            prefetch_part(gradients, dy_next, k * panels + o // columns, planes * panels)
             for first in range(0, channels, v_block):
                 v_at, du_at = k * v_plane + first * v_tiles, k * du_plane + first * row + o
                 some = min(v_block, channels - first)
