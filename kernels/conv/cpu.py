@@ -93,7 +93,7 @@ def backward_input(
     none = scratch[:0]
     if winograd and form != DIRECT:
         fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, none, none, False,
-                            np.empty((0, 2, 0)))  # fmt: skip
+                            none, np.empty((0, 2, 0)))  # fmt: skip
     else:
         direct.convolve(dy, weight, True, none, none, none, shortcut, False, groups, stride, padding, dilation,
                         none, scratch, dx)  # fmt: skip
@@ -120,15 +120,16 @@ def forward_with_moments(
 @jit
 def backward_input_with_sums(
     dy: ndarray, weight: ndarray, shortcut: ndarray, norm_x: ndarray, norm_weight: ndarray, norm_bias: ndarray,
-    norm_mean: ndarray, norm_rstd: ndarray, norm_relu: bool, groups: int, stride: Pair, padding: Pair, dilation: Pair,
-    winograd: bool, scratch: ndarray, dx: ndarray, partial: ndarray,
+    norm_mean: ndarray, norm_rstd: ndarray, norm_relu: bool, relu_y: ndarray, groups: int, stride: Pair, padding: Pair,
+    dilation: Pair, winograd: bool, scratch: ndarray, dx: ndarray, partial: ndarray,
 ) -> None:  # fmt: skip
     """Compute dx as `backward_input` does, and the sums for the gradients of the batch norm whose output has the
-    gradient dx: partial (blocks, 2, C)."""
+    gradient dx: partial (blocks, 2, C). relu_y: a vector of size 0, or the output of a relu that follows the sum of
+    batch norm and shortcut; then dx is the gradient before this relu."""
     form = winograd_form(dx.shape[1:3], weight.shape[:2], dy.shape[3], dx.shape[3], stride, dilation, groups)
     constants = constants_of(norm_mean, norm_rstd * norm_weight, norm_bias)
     fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, norm_x.reshape(-1), constants,
-                        norm_relu, partial)  # fmt: skip
+                        norm_relu, relu_y, partial)  # fmt: skip
 
 
 @jit

@@ -81,7 +81,7 @@ def _convolve_sizes(
 def _convolve_group(
     form: int, x: ndarray, tiles: Tiles, padding: Pair, first: int, count: int, more: int, u: ndarray, u_plane: int,
     finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, begin: int, stop: int,
-    y: ndarray, norm_x: ndarray, constants: ndarray, norm_relu: bool, partial: ndarray,
+    y: ndarray, norm_x: ndarray, constants: ndarray, norm_relu: bool, relu_y: ndarray, partial: ndarray,
 ) -> None:  # fmt: skip
     """Compute the outputs [begin, stop) of y for `count` tiles, beginning with tile `first`. Prefetch the pixels that
     the next `more` tiles read. Unless `partial` is empty, also add up the outputs (`_add_up`)."""
@@ -105,6 +105,7 @@ def _convolve_group(
             prefetch_part(pixels, following, k * panels + o // columns, n * n * panels)
             prefetch_part(shortcut, here, k * panels + o // columns, n * n * panels)
             prefetch_part(norm_x, here, k * panels + o // columns, n * n * panels)
+            prefetch_part(relu_y, here, k * panels + o // columns, n * n * panels)
             for t in range(0, tall, TALL_MR):
                 tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, k * u_plane, columns,
                           products, k * m_plane + t * m_row, m_row)  # fmt: skip
@@ -114,13 +115,13 @@ def _convolve_group(
                               products, k * m_plane + tall * m_row + o, m_row)  # fmt: skip
     from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, shortcut, patch, begin, stop, y)
     if partial.size:
-        _add_up(y, first, count, norm_x, constants, norm_relu, patch, partial)
+        _add_up(y, first, count, norm_x, constants, norm_relu, relu_y, patch, partial)
 
 
 @apart_jit
 def _add_up(
-    y: ndarray, first: int, count: int, norm_x: ndarray, constants: ndarray, relu: bool, memory: ndarray,
-    partial: ndarray,
+    y: ndarray, first: int, count: int, norm_x: ndarray, constants: ndarray, relu: bool, relu_y: ndarray,
+    memory: ndarray, partial: ndarray,
 ) -> None:  # fmt: skip
     """Compute the sums of batch norm for the blocks of rows that the tiles [first, first + count) contain.
 
@@ -130,8 +131,8 @@ def _add_up(
     for t in range(first, first + count, BLOCK_TILES):
         k = t // BLOCK_TILES
         if norm_x.size:
-            gradients_of_block(rows, norm_x, k * BLOCK_ROWS * outputs, BLOCK_ROWS, outputs, outputs, constants, relu,
-                               memory, partial, k)  # fmt: skip
+            gradients_of_block(rows, norm_x, relu_y, k * BLOCK_ROWS * outputs, BLOCK_ROWS, outputs, outputs, constants,
+                               relu, memory, partial, k)  # fmt: skip
         else:
             moments_of_block(rows, k * BLOCK_ROWS * outputs, BLOCK_ROWS, outputs, outputs, memory, partial, k)
 
@@ -153,7 +154,7 @@ def adds_up(
 def _convolve_job(
     job: int, tasks: int, parts: int, form: int, x: ndarray, tiles: Tiles, padding: Pair, group: int, u: ndarray,
     u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
-    norm_x: ndarray, constants: ndarray, norm_relu: bool, partial: ndarray,
+    norm_x: ndarray, constants: ndarray, norm_relu: bool, relu_y: ndarray, partial: ndarray,
 ) -> None:  # fmt: skip
     """Compute one part of the outputs for one of `tasks` ranges of groups. A job has a number: task * parts + part."""
     total, outputs = count_of(x.shape[0], tiles), y.shape[3]
@@ -165,7 +166,7 @@ def _convolve_job(
         count = min(group, last - first)
         more = min(group, last - first - count)
         _convolve_group(form, x, tiles, padding, first, count, more, u, u_plane, finish, end, shortcut, own, v_plane,
-                        m_plane, begin, stop, y, norm_x, constants, norm_relu, partial)  # fmt: skip
+                        m_plane, begin, stop, y, norm_x, constants, norm_relu, relu_y, partial)  # fmt: skip
 
 
 @jit
@@ -186,7 +187,7 @@ def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs
 def _convolve(
     form: int, x: ndarray, weight: ndarray, flip: bool, bias: ndarray, scale: ndarray, shift: ndarray,
     shortcut: ndarray, relu: bool, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
-    norm_x: ndarray, constants: ndarray, norm_relu: bool, partial: ndarray,
+    norm_x: ndarray, constants: ndarray, norm_relu: bool, relu_y: ndarray, partial: ndarray,
 ) -> None:  # fmt: skip
     """Compute y from x as in `forward`, or, with `flip`, dx (passed as y) from dy (passed as x)."""
     m, _, n = tile_of(form)
@@ -208,7 +209,7 @@ def _convolve(
         for block in range(blocks if first_step == 0 else 0):
             weight_to_planes(form, weight, flip, block, u, u_plane)
         _convolve_job(0, 1, 1, form, x, tiles, padding, group, u, u_plane, finish, end, shortcut, rest, v_plane,
-                      m_plane, y, norm_x, constants, norm_relu, partial)  # fmt: skip
+                      m_plane, y, norm_x, constants, norm_relu, relu_y, partial)  # fmt: skip
         first_step = 2
     for step in range(first_step, 2):  # one parallel loop for both: each parallel loop costs a second of compile time
         count = blocks if step == 0 else jobs
@@ -219,7 +220,7 @@ def _convolve(
             else:
                 _convolve_job(q, jobs // parts, parts, form, x, tiles, padding, group, u, u_plane, finish, end,
                               shortcut, rest[q * each : (q + 1) * each], v_plane, m_plane, y, norm_x, constants,
-                              norm_relu, partial)  # fmt: skip
+                              norm_relu, relu_y, partial)  # fmt: skip
     if packed.size:
         packed[packed.size - 1] = 1
 
@@ -236,24 +237,25 @@ def forward(
     """
     none = scratch[:0]
     _convolve(form, x, weight, False, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y,
-              none, none, False, partial)  # fmt: skip
+              none, none, False, none, partial)  # fmt: skip
 
 
 @register_jitable(inline="always")
 def backward_input(
     form: int, dy: ndarray, weight: ndarray, shortcut: ndarray, padding: Pair, dilation: Pair, scratch: ndarray,
-    dx: ndarray, norm_x: ndarray, constants: ndarray, norm_relu: bool, partial: ndarray,
+    dx: ndarray, norm_x: ndarray, constants: ndarray, norm_relu: bool, relu_y: ndarray, partial: ndarray,
 ) -> None:  # fmt: skip
     """Compute dx (N, H, W, C) [+ shortcut] from dy (N, Ho, Wo, O).
 
     If dx is the gradient of the output of a batch norm, also compute the sums of that layer: partial (blocks, 2, C),
     from its input norm_x (a vector) and its constants (`gradients_of_block` in kernels/norm/blocks.py). Otherwise,
-    these are of size 0.
+    these are of size 0. relu_y: of size 0 or, if a relu follows the batch norm, its output; dx is then multiplied by
+    the relu's derivative.
     """
     none, edge = scratch[:0], weight.shape[0] - 1
     flipped = edge * dilation[0] - padding[0], edge * dilation[1] - padding[1]
     _convolve(form, dy, weight, True, none, none, none, shortcut, False, flipped, dilation, none, scratch, dx,
-              norm_x, constants, norm_relu, partial)  # fmt: skip
+              norm_x, constants, norm_relu, relu_y, partial)  # fmt: skip
 
 
 def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: Pair, dilation: Pair) -> int:

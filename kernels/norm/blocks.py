@@ -16,7 +16,6 @@ rows are a wide row: the least common multiple of `channels` and 16 numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from numpy import ndarray
@@ -100,40 +99,47 @@ def _sum_squares(
 
 @instructions
 def _sum_gradients(
-    e: Emitter, vectors: Value, rounds: Value, dy: Value, x: Value, at: Value, step: Value, constants: Value,
-    relu: Value, width: Value, total: Value, to: Value,
+    e: Emitter, vectors: Value, rounds: Value, dy: Value, x: Value, relu_y: Value, at: Value, step: Value,
+    constants: Value, relu: Value, relu_after: Value, width: Value, total: Value, to: Value,
 ) -> None:  # fmt: skip
     """Compute vectors of `total`: sums of dy at total[to], sums of dy * (x - mean) at total[width + to].
 
-    They are sums over CHAINS / 2 / vectors * rounds rows. With relu, dy counts as 0 where (x - mean) * scale + bias <=
-    0. mean, scale and bias are rows of `constants`.
+    They are sums over CHAINS / 2 / vectors * rounds rows. mean, scale and bias are rows of `constants`. With `relu`, dy
+    counts as 0 where (x - mean) * scale + bias <= 0. With `relu_after`, dy becomes 0 where relu_y <= 0.
     """
 
-    def write(vectors: int, relu: bool) -> None:
+    def write(vectors: int, relu: bool, after: bool) -> None:
         def add(sums: Sums, _: Value, at: Value) -> Sums:
             found = dict(sums)
             for i in range(chains * vectors):
                 row, v = b.add(at, e.times(step, i // vectors)), i % vectors
                 gradient = e.load(e.at(dy, row), v * e.lanes)
                 distance = b.fsub(e.load(e.at(x, row), v * e.lanes), mean[v])
-                if relu:
-                    output = b.fadd(b.fmul(distance, scale[v]), bias[v])
-                    blocked = b.fcmp_ordered("<=", output, e.filled(0.0))
-                    gradient = b.select(blocked, e.filled(0.0), gradient)
+                if relu or after:
+                    output = e.load(e.at(relu_y, row), v * e.lanes) if after else b.fadd(
+                        b.fmul(distance, scale[v]), bias[v]
+                    )
+                    gradient = b.select(b.fcmp_ordered("<=", output, zero), zero, gradient)
+                if after:
+                    e.store(gradient, e.at(dy, row), v * e.lanes)
                 found[0, i] = b.fadd(sums[0, i], gradient)
                 found[1, i] = e.multiply_add(gradient, distance, sums[1, i])
             return found
 
-        b, chains = e.builder, CHAINS // 2 // vectors
+        b, chains, zero = e.builder, CHAINS // 2 // vectors, e.filled(0.0)
         mean, scale, bias = (e.columns(e.at(constants, b.add(to, e.times(width, i))), vectors) for i in range(3))
         sums = e.loop(rounds, [(at, e.times(step, chains))], _zeros(e, 2, chains, vectors), add)
         _store(e, sums, 0, vectors, total, to)
         _store(e, sums, 1, vectors, total, e.builder.add(to, width))
 
-    with e.builder.if_else(relu) as (yes, no):
-        for relu, branch in ((True, yes), (False, no)):
-            with branch:
-                _for_vectors(e, vectors, partial(write, relu=relu))
+    with e.builder.if_else(relu_after) as (yes, no):
+        with yes:
+            _for_vectors(e, vectors, lambda vectors: write(vectors, False, True))
+        with no, e.builder.if_else(relu) as (its, none):
+            with its:
+                _for_vectors(e, vectors, lambda vectors: write(vectors, True, False))
+            with none:
+                _for_vectors(e, vectors, lambda vectors: write(vectors, False, False))
 
 
 @jit
@@ -202,25 +208,29 @@ def moments_of_block(
 
 @jit
 def gradients_of_block(
-    dy: ndarray, x: ndarray, begin: int, rows: int, channels: int, width: int, constants: ndarray, relu: bool,
-    memory: ndarray, partial: ndarray, k: int,
+    dy: ndarray, x: ndarray, relu_y: ndarray, begin: int, rows: int, channels: int, width: int, constants: ndarray,
+    relu: bool, memory: ndarray, partial: ndarray, k: int,
 ) -> None:  # fmt: skip
     """Compute partial[k] (2, C) from rows of dy (n,) and x (n,), beginning with dy[begin] and x[begin].
 
     constants: mean, scale and bias, each repeated to a wide row. memory: 2 wide rows.
+    relu: whether a relu follows the batch norm; its gradient is applied to what is added, and dy stays as it is.
+    relu_y: the output of a relu after the batch norm and another summand, or of size 0. Its gradient is applied to dy.
     """
-    vectors = _vectors(x, width)
+    vectors, after = _vectors(x, width), relu_y.size > 0
     rounds = rows * channels // (CHAINS // 2 // vectors * width)
     whole = rounds * (CHAINS // 2 // vectors) * width
     for j in range(0, width if rounds else 0, vectors * lanes(x)):
-        _sum_gradients(vectors, rounds, dy, x, begin + j, width, constants, relu, width, memory, j)
+        _sum_gradients(vectors, rounds, dy, x, relu_y, begin + j, width, constants, relu, after, width, memory, j)
     for c in range(channels):
         first = _narrow(memory, width, channels, c) if rounds else 0.0
         second = _narrow(memory[width:], width, channels, c) if rounds else 0.0
         mean, scale, bias = constants[c], constants[width + c], constants[2 * width + c]
         for at in range(begin + whole + c, begin + rows * channels, channels):
             distance = x[at] - mean
-            if not (relu and distance * scale + bias <= 0):
+            if after and relu_y[at] <= 0:
+                dy[at] = 0
+            elif not (relu and distance * scale + bias <= 0):
                 first += dy[at]
                 second += dy[at] * distance
         partial[k, 0, c] = first

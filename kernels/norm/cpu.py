@@ -131,8 +131,8 @@ def _gradient_moments(
         begin, end = rows * (first + k) // blocks, rows * (first + k + 1) // blocks
         _fetch_rows(dys, end * channels, (end - begin) * channels)
         _fetch_rows(numbers, end * channels, (end - begin) * channels)
-        gradients_of_block(dys, numbers, begin * channels, end - begin, channels, width, constants, relu, memory,
-                           partial, k)  # fmt: skip
+        gradients_of_block(dys, numbers, dys[:0], begin * channels, end - begin, channels, width, constants, relu,
+                           memory, partial, k)  # fmt: skip
 
 
 # Batch normalisation

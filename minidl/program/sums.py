@@ -14,41 +14,54 @@ from __future__ import annotations
 from typing import Any
 
 from minidl.engine.device import Device
-from minidl.program.dependence import Calls
-from minidl.program.record import Call, Place
+from minidl.program.dependence import Calls, accesses
+from minidl.program.record import Call, Memory, Place
 
-NORM = ("weight", "bias", "mean", "rstd")  # what the sums for the gradients depend on, besides x and dy
+NORM = ("x", "weight", "bias", "mean", "rstd", "relu")  # what the sums for the gradients depend on, besides dy
 
 
-def sum_in_convolutions(calls: Calls) -> None:
-    """Let convolutions compute the sums of the batch norms that follow them."""
+def sum_in_convolutions(calls: Calls, outputs: set[Memory]) -> None:
+    """Let convolutions compute the sums of the batch norms that follow them. outputs: memory of the step's results."""
     for norm in calls:
         if norm.name == "norm.batch_norm":
-            conv = _writer(calls, "conv.forward", "y", norm, "x", ())
-            if conv:
-                partial = norm.arguments["partial"]
-                calls.replace(conv, _renamed(conv, "forward_with_moments", partial=partial))
+            conv = _last_writer(calls, norm, "x")
+            if conv and conv.name == "conv.forward" and _adds_up(conv, "y", norm):
+                calls.replace(conv, _renamed(conv, "forward_with_moments", partial=norm.arguments["partial"]))
                 calls.replace(norm, _renamed(norm, "batch_norm_with_moments"))
         elif norm.name == "norm.batch_norm_backward":
-            conv = _writer(calls, "conv.backward_input", "dx", norm, "dy", ("x", *NORM))
-            if conv:
-                a = norm.arguments
-                given = {f"norm_{name}": a[name] for name in ("x", "relu", *NORM)}
-                calls.replace(conv, _renamed(conv, "backward_input_with_sums", partial=a["partial"], **given))
-                calls.replace(norm, _renamed(norm, "batch_norm_backward_with_sums"))
+            _sum_gradients(calls, norm, outputs)
 
 
-def _writer(calls: Calls, kernel: str, output: str, norm: Call, name: str, also: tuple[str, ...]) -> Call | None:
-    """Return the convolution that computes the argument `name` of a batch norm, if it can compute the sums.
+def _sum_gradients(calls: Calls, norm: Call, outputs: set[Memory]) -> None:
+    a, conv = norm.arguments, _last_writer(calls, norm, "dy")
+    relu, relu_y = None, a["dy"]._replace(like=a["dy"].like.reshape(-1)[:0])
+    if conv and conv.name == "activation.relu_backward" and not norm.uses("relu"):
+        relu, relu_y = conv, conv.arguments["y"]
+        dy = relu.arguments["dy"]
+        conv = _last_writer(calls, relu, "dy")
+        if not dy.is_temporary(outputs) or calls.users(dy.memory) != [conv, relu]:
+            return
+    if not conv or conv.name != "conv.backward_input" or not _adds_up(conv, "dx", norm):
+        return
+    given = {f"norm_{name}": a[name] for name in NORM}
+    if calls.unchanged([relu_y, *(place for place in given.values() if type(place) is Place)], since=conv, until=norm):
+        dx = (relu.arguments["dx"] if relu else a["dy"]).shaped(conv.arguments["dx"])
+        calls.replace(conv, _renamed(conv, "backward_input_with_sums", **given, relu_y=relu_y, dx=dx,
+                                     partial=a["partial"]))  # fmt: skip
+        calls.replace(norm, _renamed(norm, "batch_norm_backward_with_sums"))
+        if relu:
+            calls.replace(relu, None)
 
-    also: other arguments of the batch norm that the convolution then reads.
-    """
-    read = [norm.arguments[key] for key in (name, *also)]
-    for conv in calls.users(read[0].memory):
-        if conv.name == kernel and conv.arguments[output].same(read[0]) and _adds_up(conv, output, norm):
-            if calls.unchanged(read, since=conv, until=norm):
-                return conv
-    return None
+
+def _last_writer(calls: Calls, reader: Call, name: str) -> Call | None:
+    """Return the call that computes the argument `name` of a call, if it is the last one that writes this array."""
+    place, found = reader.arguments[name], None
+    for call in calls.users(place.memory):
+        if call is reader:
+            break
+        if any(written and other.overlaps(place) for other, written in accesses(call)):
+            found = call
+    return found if found and any(written and place.same(other) for other, written in accesses(found)) else None
 
 
 def _adds_up(conv: Call, output: str, norm: Call) -> bool:

@@ -72,7 +72,7 @@ class Program:
         fuse(step, outputs)
         if recorder.name == "cpu":
             import os
-            if os.environ.get("STRIPS","1")=="1": sum_in_convolutions(step)
+            if os.environ.get("STRIPS","1")=="1": sum_in_convolutions(step, outputs)
         remove_unread(step, outputs)
         write_gradients_directly(step, outputs)
         if packed is not None:
