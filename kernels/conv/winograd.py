@@ -29,7 +29,7 @@ from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
 from minidl.kernels.matmul.blocks import LANES, NR
 from minidl.kernels.matmul.product import product_panel
 from minidl.kernels.matmul.tile import lanes, panel_width
-from minidl.kernels.norm.blocks import BLOCK_ROWS, gradients_of_block, moments_of_block
+from minidl.kernels.norm.blocks import BLOCK_ROWS, gradients_of_block, moments_of_block, normalize_rows
 
 from .choice import F4X4_3X3, F4X4_5X5, Tiles, count_of, tiles_of
 from .geometry import LINE, aligned
@@ -66,25 +66,33 @@ def _zeros_of(form: int, channels: int, outputs: int, dilation: Pair) -> int:
 
 @jit
 def _convolve_sizes(
-    form: int, channels: int, outputs: int, tiles: int, dilation: Pair
+    form: int, channels: int, outputs: int, tiles: int, dilation: Pair, normalizes: bool
 ) -> tuple[int, int, int, int, int]:
-    """Return five numbers: tiles in a group; sizes of a plane of U, of V and of M; size of a task's memory."""
+    """Return five numbers: tiles in a group; sizes of a plane of U, of V and of M; size of a task's memory.
+
+    normalizes: whether the memory also holds the normalised pixels of a group.
+    """
     n = tile_of(form)[2]
     group = group_of(n * n, channels, outputs, tiles)
     u_plane = plane_of(channels, round_up(outputs, NR))
     v_plane, m_plane = plane_of(group, row_of(channels)), plane_of(group, row_of(outputs))
     patch = n * n * max(row_of(channels), row_of(outputs)) + _zeros_of(form, channels, outputs, dilation)
-    return group, u_plane, v_plane, m_plane, n * n * (v_plane + m_plane) + patch + LANES
+    band = group * 16 * channels if normalizes else 0
+    return group, u_plane, v_plane, m_plane, n * n * (v_plane + m_plane) + band + patch + LANES
 
 
 @apart_jit
 def _convolve_group(
     form: int, x: ndarray, tiles: Tiles, padding: Pair, first: int, count: int, more: int, u: ndarray, u_plane: int,
     finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, begin: int, stop: int,
-    y: ndarray, norm_x: ndarray, constants: ndarray, norm_relu: bool, relu_y: ndarray, partial: ndarray,
+    y: ndarray, before: ndarray, norm_x: ndarray, constants: ndarray, norm_relu: bool, relu_y: ndarray, partial: ndarray,
 ) -> None:  # fmt: skip
     """Compute the outputs [begin, stop) of y for `count` tiles, beginning with tile `first`. Prefetch the pixels that
-    the next `more` tiles read. Unless `partial` is empty, also add up the outputs (`_add_up`)."""
+    the next `more` tiles read.
+
+    before: of size 0, or the constants by which the pixels are normalised first (`_normalized`). Unless `partial` is
+    empty, also add up the outputs (`_add_up`).
+    """
     _, r, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     v = own[: n * n * v_plane]
@@ -93,7 +101,12 @@ def _convolve_group(
     zeros = own[own.size - _zeros_of(form, channels, outputs, tiles[2:]) :]
     zeros[:] = 0
     v_row, m_row = row_of(channels), row_of(outputs)
-    to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_row, 0, patch, zeros)
+    if before.size:
+        band, patch = patch[: count * 16 * channels], patch[count * 16 * channels :]
+        to_planes(form, False, _normalized(x, tiles, first, count, before, band), tiles, padding, 0, count,
+                  v, v_plane, v_row, 0, patch, zeros)  # fmt: skip
+    else:
+        to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_row, 0, patch, zeros)
     columns, kc = panel_width(x), KC_5X5 if form == F4X4_5X5 else channels
     total = count_of(x.shape[0], tiles)
     following = pixels_of(x, first + count, more, total, r - 1 - padding[0])
@@ -119,6 +132,19 @@ def _convolve_group(
 
 
 @apart_jit
+def _normalized(x: ndarray, tiles: Tiles, first: int, count: int, before: ndarray, band: ndarray) -> ndarray:
+    """Return the images of x (N, H, W, C) that the tiles [first, first + count) cover, normalised and rectified.
+
+    before (3, C): mean, scale and bias. They cover whole images. The result is written to `band`.
+    """
+    _, height, width, channels = x.shape
+    image, images = first // (tiles[0] * tiles[1]), count // (tiles[0] * tiles[1])
+    rows, none = x[image : image + images].reshape(-1, channels), np.empty((0, channels), x.dtype)
+    normalize_rows(rows, before[0], before[1], before[2], none, True, band.reshape(-1, channels))
+    return band.reshape(images, height, width, channels)
+
+
+@apart_jit
 def _add_up(
     y: ndarray, first: int, count: int, norm_x: ndarray, constants: ndarray, relu: bool, relu_y: ndarray,
     memory: ndarray, partial: ndarray,
@@ -137,24 +163,35 @@ def _add_up(
             moments_of_block(rows, k * BLOCK_ROWS * outputs, BLOCK_ROWS, outputs, outputs, memory, partial, k)
 
 
-def adds_up(
-    form: int, images: int, out: Pair, channels: int, outputs: int, dilation: Pair
-) -> bool:
+@jit
+def _whole_tiles(form: int, out: Pair, dilation: Pair) -> bool:
+    return form == F4X4_3X3 and out[0] % 4 == 0 and out[1] % 4 == 0 and out[0] * out[1] > 0 and dilation == (1, 1)
+
+
+def adds_up(form: int, images: int, out: Pair, channels: int, outputs: int, dilation: Pair) -> bool:
     """Return whether this form can add up its outputs for batch norm: BLOCK_TILES tiles are BLOCK_ROWS rows of y."""
-    across = out[1] // 4
-    whole = out[0] % 4 == 0 and out[1] % 4 == 0 and across > 0 and BLOCK_TILES % across == 0 and dilation == (1, 1)
-    tiles = images * (out[0] // 4) * across
-    return (
-        form == F4X4_3X3 and whole and tiles % BLOCK_TILES == 0 and outputs % LANES == 0
-        and not divides_outputs(36, channels, outputs, tiles)
-    )  # fmt: skip
+    tiles = images * (out[0] // 4) * (out[1] // 4)
+    whole = _whole_tiles(form, out, dilation) and BLOCK_TILES % (out[1] // 4) == 0 and tiles % BLOCK_TILES == 0
+    return bool(whole and outputs % LANES == 0 and not divides_outputs(36, channels, outputs, tiles))
+
+
+def normalizes(form: int, images: int, out: Pair, channels: int, outputs: int, padding: Pair, dilation: Pair) -> bool:
+    """Return whether this form can normalise the pixels that it reads: its groups of tiles are whole images."""
+    if not _whole_tiles(form, out, dilation) or padding != (1, 1) or channels % LANES:
+        return False
+    each = (out[0] // 4) * (out[1] // 4)
+    tiles = images * each
+    parts, group, *_ = _gradient_sizes(form, channels, outputs, tiles, dilation)
+    split = parts > 1 and tiles % parts == 0 and tiles // parts % each == 0 and group % each == 0
+    fits = group_of(36, channels, outputs, tiles) % each == 0 and not divides_outputs(36, channels, outputs, tiles)
+    return bool(split and fits)
 
 
 @apart_jit
 def _convolve_job(
     job: int, tasks: int, parts: int, form: int, x: ndarray, tiles: Tiles, padding: Pair, group: int, u: ndarray,
     u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
-    norm_x: ndarray, constants: ndarray, norm_relu: bool, relu_y: ndarray, partial: ndarray,
+    before: ndarray, norm_x: ndarray, constants: ndarray, norm_relu: bool, relu_y: ndarray, partial: ndarray,
 ) -> None:  # fmt: skip
     """Compute one part of the outputs for one of `tasks` ranges of groups. A job has a number: task * parts + part."""
     total, outputs = count_of(x.shape[0], tiles), y.shape[3]
@@ -166,7 +203,7 @@ def _convolve_job(
         count = min(group, last - first)
         more = min(group, last - first - count)
         _convolve_group(form, x, tiles, padding, first, count, more, u, u_plane, finish, end, shortcut, own, v_plane,
-                        m_plane, begin, stop, y, norm_x, constants, norm_relu, relu_y, partial)  # fmt: skip
+                        m_plane, begin, stop, y, before, norm_x, constants, norm_relu, relu_y, partial)  # fmt: skip
 
 
 @jit
@@ -187,7 +224,7 @@ def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs
 def _convolve(
     form: int, x: ndarray, weight: ndarray, flip: bool, bias: ndarray, scale: ndarray, shift: ndarray,
     shortcut: ndarray, relu: bool, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
-    norm_x: ndarray, constants: ndarray, norm_relu: bool, relu_y: ndarray, partial: ndarray,
+    before: ndarray, norm_x: ndarray, constants: ndarray, norm_relu: bool, relu_y: ndarray, partial: ndarray,
 ) -> None:  # fmt: skip
     """Compute y from x as in `forward`, or, with `flip`, dx (passed as y) from dy (passed as x)."""
     m, _, n = tile_of(form)
@@ -195,7 +232,8 @@ def _convolve(
     vector = lanes(x)
     tiles = tiles_of(m, y.shape[1], y.shape[2], dilation)
     total = count_of(y.shape[0], tiles)
-    group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, channels, outputs, total, dilation)
+    group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, channels, outputs, total, dilation,
+                                                            before.size > 0)  # fmt: skip
     memory = aligned(scratch)
     u, rest = aligned(packed if packed.size else scratch)[: n * n * u_plane], memory[n * n * u_plane :]
     first_step = 1 if packed.size and packed[packed.size - 1] else 0  # whether U is in `packed` already
@@ -209,7 +247,7 @@ def _convolve(
         for block in range(blocks if first_step == 0 else 0):
             weight_to_planes(form, weight, flip, block, u, u_plane)
         _convolve_job(0, 1, 1, form, x, tiles, padding, group, u, u_plane, finish, end, shortcut, rest, v_plane,
-                      m_plane, y, norm_x, constants, norm_relu, relu_y, partial)  # fmt: skip
+                      m_plane, y, before, norm_x, constants, norm_relu, relu_y, partial)  # fmt: skip
         first_step = 2
     for step in range(first_step, 2):  # one parallel loop for both: each parallel loop costs a second of compile time
         count = blocks if step == 0 else jobs
@@ -219,8 +257,8 @@ def _convolve(
                 weight_to_planes(form, weight, flip, q, u, u_plane)
             else:
                 _convolve_job(q, jobs // parts, parts, form, x, tiles, padding, group, u, u_plane, finish, end,
-                              shortcut, rest[q * each : (q + 1) * each], v_plane, m_plane, y, norm_x, constants,
-                              norm_relu, relu_y, partial)  # fmt: skip
+                              shortcut, rest[q * each : (q + 1) * each], v_plane, m_plane, y, before, norm_x,
+                              constants, norm_relu, relu_y, partial)  # fmt: skip
     if packed.size:
         packed[packed.size - 1] = 1
 
@@ -228,16 +266,19 @@ def _convolve(
 @register_jitable(inline="always")  # Numba copies this call into cpu.py's function, and compiles no function for it
 def forward(
     form: int, x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray,
-    relu: bool, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, y: ndarray, partial: ndarray,
+    relu: bool, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
+    before: ndarray, partial: ndarray,
 ) -> None:  # fmt: skip
     """Compute y (N, Ho, Wo, O) = conv(x, weight) [+ bias] [* scale + shift] [+ shortcut] [relu].
 
     bias, scale, shift: (O,) or of size 0; shortcut: a vector with the layout of y, or of size 0; packed: of size 0, or
-    memory for U (see reference.py); partial: (blocks, 2, O) for the moments of y (kernels/norm/blocks.py), or of size 0
+    memory for U (see reference.py)
+    before: (3, C), mean, scale and bias of a batch norm and relu that are applied to x first, or of size 0
+    partial: (blocks, 2, O) for the moments of y (kernels/norm/blocks.py), or of size 0
     """
     none = scratch[:0]
     _convolve(form, x, weight, False, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y,
-              none, none, False, none, partial)  # fmt: skip
+              before, none, none, False, none, partial)  # fmt: skip
 
 
 @register_jitable(inline="always")
@@ -255,14 +296,16 @@ def backward_input(
     none, edge = scratch[:0], weight.shape[0] - 1
     flipped = edge * dilation[0] - padding[0], edge * dilation[1] - padding[1]
     _convolve(form, dy, weight, True, none, none, none, shortcut, False, flipped, dilation, none, scratch, dx,
-              norm_x, constants, norm_relu, relu_y, partial)  # fmt: skip
+              scratch[:0].reshape(0, 1), norm_x, constants, norm_relu, relu_y, partial)  # fmt: skip
 
 
-def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: Pair, dilation: Pair) -> int:
+def _convolve_scratch(
+    form: int, channels: int, outputs: int, images: int, out: Pair, dilation: Pair, normalizes: bool
+) -> int:
     m, _, n = tile_of(form)
     tiles = tiles_of(m, *out, dilation)
     total = count_of(images, tiles)
-    group, u_plane, _, _, each = _convolve_sizes(form, channels, outputs, total, dilation)
+    group, u_plane, _, _, each = _convolve_sizes(form, channels, outputs, total, dilation, normalizes)
     divides = divides_outputs(n * n, channels, outputs, total)
     jobs = max(1, min(threads(), outputs // NR if divides else -(-total // group)))
     jobs = 1 if n * n * total * channels * outputs < WINOGRAD_SERIAL else jobs
@@ -275,16 +318,18 @@ def packed_size(form: int, w_shape: Shape) -> int:
     return int(LINE + n * n * plane_of(w_shape[2], round_up(w_shape[3], NR)) + 1)
 
 
-def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
+def forward_scratch(
+    form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair, normalizes: bool = False
+) -> int:
     """Return the number of elements of forward's scratch."""
     out = output_size(x_shape, w_shape, (1, 1), padding, dilation)
-    return _convolve_scratch(form, x_shape[3], w_shape[3], x_shape[0], out, dilation)
+    return _convolve_scratch(form, x_shape[3], w_shape[3], x_shape[0], out, dilation, normalizes)
 
 
 def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of backward_input's scratch."""
     images, height, width, channels = x_shape
-    return _convolve_scratch(form, w_shape[3], channels, images, (height, width), dilation)
+    return _convolve_scratch(form, w_shape[3], channels, images, (height, width), dilation, False)
 
 
 # -- weight gradient ---------------------------------------------------------------------------------------------
@@ -323,15 +368,23 @@ def _gradient_sizes(
 @apart_jit
 def _gradient_tiles(
     form: int, x: ndarray, dy: ndarray, tiles: Tiles, padding: Pair, first: int, count: int, at_tile: int,
-    v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray,
+    v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray, before: ndarray,
 ) -> None:  # fmt: skip
-    """Transform `count` tiles, beginning with tile `first`, and write V and D to the planes from row `at_tile` on."""
+    """Transform `count` tiles, beginning with tile `first`, and write V and D to the planes from row `at_tile` on.
+
+    before: as in `forward`.
+    """
     n = tile_of(form)[2]
     channels, outputs = x.shape[3], dy.shape[3]
     row = max(row_of(channels), row_of(outputs))
     patch, zeros = own[: n * n * row], own[n * n * row :][: _zeros_of(form, channels, outputs, tiles[2:])]
     zeros[:] = 0
-    to_planes(form, False, x, tiles, padding, first, count, v, v_plane, _block(channels), at_tile, patch, zeros)
+    if before.size:
+        band = own[own.size - count * 16 * channels :]
+        to_planes(form, False, _normalized(x, tiles, first, count, before, band), tiles, padding, 0, count,
+                  v, v_plane, _block(channels), at_tile, patch, zeros)  # fmt: skip
+    else:
+        to_planes(form, False, x, tiles, padding, first, count, v, v_plane, _block(channels), at_tile, patch, zeros)
     to_planes(form, True, dy, tiles, (0, 0), first, count, d, d_plane, _block(outputs), at_tile, patch, zeros)
 
 
@@ -373,7 +426,7 @@ def _gradient_products(
 @apart_jit
 def _gradient_part(
     form: int, x: ndarray, dy: ndarray, tiles: Tiles, padding: Pair, begin: int, end: int, group: int, own: ndarray,
-    v_plane: int, d_plane: int, du: ndarray, du_plane: int,
+    v_plane: int, d_plane: int, du: ndarray, du_plane: int, before: ndarray,
 ) -> None:  # fmt: skip
     """Compute one partial sum of all planes: du[k] (C, O) = V[k]^T @ D[k] for the tiles `begin` to `end` - 1."""
     _, r, n = tile_of(form)
@@ -382,7 +435,7 @@ def _gradient_part(
     patch = own[n * n * (v_plane + d_plane) :]
     for first in range(begin, end, group):
         count = min(group, end - first)
-        _gradient_tiles(form, x, dy, tiles, padding, first, count, 0, v, v_plane, d, d_plane, patch)
+        _gradient_tiles(form, x, dy, tiles, padding, first, count, 0, v, v_plane, d, d_plane, patch, before)
         more = min(group, end - first - count)
         x_next = pixels_of(x, first + count, more, total, r - 1 - padding[0])
         _gradient_products(0, n * n, n * n, x, dy, x_next, pixels_of(dy, first + count, more, total, 0),
@@ -391,9 +444,10 @@ def _gradient_part(
 
 @parallel_jit
 def backward_weight(
-    form: int, x: ndarray, dy: ndarray, padding: Pair, dilation: Pair, scratch: ndarray, dweight: ndarray
-) -> None:
-    """Compute dweight (r, r, C, O) from x (N, H, W, C) and dy (N, Ho, Wo, O)."""
+    form: int, x: ndarray, dy: ndarray, padding: Pair, dilation: Pair, before: ndarray, scratch: ndarray,
+    dweight: ndarray,
+) -> None:  # fmt: skip
+    """Compute dweight (r, r, C, O) from x (N, H, W, C) and dy (N, Ho, Wo, O). before: as in `forward`."""
     m, _, n = tile_of(form)
     channels, outputs = x.shape[3], dy.shape[3]
     tiles = tiles_of(m, dy.shape[1], dy.shape[2], dilation)
@@ -407,6 +461,7 @@ def backward_weight(
     du, shared = memory[: parts * part], memory[parts * part :]  # shared: V and D for all tasks if parts == 1
     own = shared[pair:] if parts == 1 else shared
     each += pair if parts > 1 else 0
+    each += group * 16 * channels if before.size else 0
     tasks = own.size // each
     # With several partial sums: one step for all of them, then one for dweight. With one partial sum: two steps for
     # each group of tiles (transform, multiply), then one for dweight.
@@ -425,12 +480,12 @@ def backward_weight(
                 for q in range(t * parts // tasks, (t + 1) * parts // tasks):
                     _gradient_part(form, x, dy, tiles, padding, q * total // parts, (q + 1) * total // parts, group,
                                    own[t * each : (t + 1) * each], v_plane, d_plane,
-                                   du[q * part : (q + 1) * part], du_plane)  # fmt: skip
+                                   du[q * part : (q + 1) * part], du_plane, before)  # fmt: skip
             elif transform:
                 begin = t * count // tasks
                 _gradient_tiles(form, x, dy, tiles, padding, first + begin, (t + 1) * count // tasks - begin, begin,
                                 shared, v_plane, shared[n * n * v_plane :], d_plane,
-                                own[t * each : (t + 1) * each])  # fmt: skip
+                                own[t * each : (t + 1) * each], before)  # fmt: skip
             else:
                 # (0, 0): no prefetch, since it is not known which thread will read the next tiles.
                 kc = TILES_5X5 if form == F4X4_5X5 else count
@@ -438,12 +493,15 @@ def backward_weight(
                                    shared, v_plane, shared[n * n * v_plane :], d_plane, du, du_plane)  # fmt: skip
 
 
-def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
+def backward_weight_scratch(
+    form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair, normalizes: bool = False
+) -> int:
     """Return the number of elements of backward_weight's scratch."""
     m, _, n = tile_of(form)
     tiles = tiles_of(m, *output_size(x_shape, w_shape, (1, 1), padding, dilation), dilation)
     total = count_of(x_shape[0], tiles)
-    parts, _, du_plane, v_plane, d_plane, each = _gradient_sizes(form, x_shape[3], w_shape[3], total, dilation)
+    parts, group, du_plane, v_plane, d_plane, each = _gradient_sizes(form, x_shape[3], w_shape[3], total, dilation)
+    each += group * 16 * x_shape[3] if normalizes else 0
     pair = n * n * (v_plane + d_plane)
     tasks = max(1, min(threads(), parts if parts > 1 else n * n))
     return int(LINE + parts * n * n * du_plane + (tasks * (pair + each) if parts > 1 else pair + tasks * each))

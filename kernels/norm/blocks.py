@@ -22,11 +22,13 @@ from numpy import ndarray
 
 from minidl.engine.jit import jit
 
+from ..elementwise.stream import fetch, get, put
 from ..matmul.emitter import Emitter, Sums, Value, instructions
 from ..matmul.tile import lanes
-from ..reduce.rows import repeat
+from ..reduce.rows import repeat, wide
 
 BLOCK_ROWS = 128
+AHEAD = 2  # wide rows: at the beginning of a row, the cache lines of the row that follows the next one are requested
 CHAINS = 8  # independent sums: an addition takes 4 cycles, and 2 begin in each cycle
 
 
@@ -235,3 +237,25 @@ def gradients_of_block(
                 second += dy[at] * distance
         partial[k, 0, c] = first
         partial[k, 1, c] = second
+
+
+@jit
+def normalize_rows(
+    x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, shortcut: ndarray, relu: bool, y: ndarray
+) -> None:
+    """Compute y = (x - mean) * scale + bias; add the shortcut unless it is empty, then apply relu if `relu`."""
+    width = wide(x.shape[1])
+    mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
+    zero, adds = x.dtype.type(0), shortcut.size > 0
+    numbers, results, others = x.reshape(x.size), y.reshape(y.size), shortcut.reshape(shortcut.size)
+    for begin in range(0, numbers.size, width):
+        following = begin + AHEAD * width
+        fetch(numbers, following, width)
+        fetch(results, following, width)
+        fetch(others, following, width)
+        for i in range(min(width, numbers.size - begin)):
+            at = begin + i
+            value = (get(numbers, at) - get(mean, i)) * get(scale, i) + get(bias, i)
+            if adds:
+                value += get(others, at)
+            put(results, at, zero if relu and value < zero else value, False)

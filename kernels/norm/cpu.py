@@ -27,13 +27,20 @@ from minidl.kernels.reduce.rows import repeat, wide
 
 from ..elementwise.stream import fetch, get, put
 from ..matmul.emitter import prefetch
-from .blocks import BLOCK_ROWS, constants_of, gradients_of_block, moments_of_block, wide_row
+from .blocks import (
+    AHEAD,
+    BLOCK_ROWS,
+    constants_of,
+    gradients_of_block,
+    moments_of_block,
+    normalize_rows,
+    wide_row,
+)
 from .reference import __all__ as __all__
 
 BLOCK_SIZE = 16384  # if there are several blocks, each has about this many numbers or more
 MAX_BLOCKS = 64
 LINE = 64  # bytes of a cache line
-AHEAD = 2  # wide rows: at the beginning of a row, the cache lines of the row that follows the next one are requested
 
 
 @jit
@@ -141,21 +148,7 @@ def _gradient_moments(
 @by_blocks
 def _normalize(x: Part, mean: ndarray, scale: ndarray, bias: ndarray, shortcut: Part, relu: bool, y: Part) -> None:
     """Compute y = (x - mean) * scale + bias; add the shortcut unless it is empty, then apply relu if `relu`."""
-    width = wide(x.shape[1])
-    mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
-    zero, adds = x.dtype.type(0), shortcut.size > 0
-    numbers, results, others = x.reshape(x.size), y.reshape(y.size), shortcut.reshape(shortcut.size)
-    for begin in range(0, numbers.size, width):
-        following = begin + AHEAD * width
-        fetch(numbers, following, width)
-        fetch(results, following, width)
-        fetch(others, following, width)
-        for i in range(min(width, numbers.size - begin)):
-            at = begin + i
-            value = (get(numbers, at) - get(mean, i)) * get(scale, i) + get(bias, i)
-            if adds:
-                value += get(others, at)
-            put(results, at, zero if relu and value < zero else value, False)
+    normalize_rows(x, mean, scale, bias, shortcut, relu, y)
 
 
 @jit
@@ -203,9 +196,13 @@ def batch_norm_with_moments(
     x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float, shortcut: ndarray, relu: bool,
     partial: ndarray, running_mean: ndarray, running_var: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    """Do the rest of `batch_norm` after a convolution has computed the moments of x (forward_with_moments)."""
+    """Do the rest of `batch_norm` after a convolution has computed the moments of x (conv.forward_with_norms).
+
+    y may have size 0: then the next convolution normalises x.
+    """
     _statistics(x.shape[0], eps, momentum, running_mean, running_var, partial, mean, rstd)
-    _normalize(x, mean, rstd * weight, bias, shortcut, relu, y)
+    if y.size:
+        _normalize(x, mean, rstd * weight, bias, shortcut, relu, y)
 
 
 @jit

@@ -22,8 +22,8 @@ FIRST_WRITTEN = {
             "dx": "relu_backward leaky_relu_backward gelu_backward silu_backward tanh_backward sigmoid_backward",
         },
         "conv": {
-            "packed": "forward forward_with_moments",
-            "scratch": "backward_input backward_input_with_sums backward_weight",
+            "packed": "forward forward_with_norms",
+            "scratch": "backward_input backward_input_with_sums backward_weight backward_weight_with_norm",
         },
         "dropout": {"y": "dropout"},
         "elementwise": {

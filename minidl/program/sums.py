@@ -13,10 +13,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from minidl.engine.device import Device
 from minidl.program.dependence import Calls, accesses
 from minidl.program.record import Call, Memory, Place
 
+BEFORE = "weight", "bias", "mean", "rstd"
+OPTIONS = "groups", "stride", "padding", "dilation", "winograd"
 NORM = ("x", "weight", "bias", "mean", "rstd", "relu")  # what the sums for the gradients depend on, besides dy
 
 
@@ -26,10 +30,72 @@ def sum_in_convolutions(calls: Calls, outputs: set[Memory]) -> None:
         if norm.name == "norm.batch_norm":
             conv = _last_writer(calls, norm, "x")
             if conv and conv.name == "conv.forward" and _adds_up(conv, "y", norm):
-                calls.replace(conv, _renamed(conv, "forward_with_moments", partial=norm.arguments["partial"]))
+                _replace_forward(calls, conv, partial=norm.arguments["partial"])
                 calls.replace(norm, _renamed(norm, "batch_norm_with_moments"))
         elif norm.name == "norm.batch_norm_backward":
             _sum_gradients(calls, norm, outputs)
+
+
+def _replace_forward(calls: Calls, conv: Call, **arguments: Any) -> None:
+    """Let a convolution normalise its input or compute the moments of its output."""
+    x = conv.arguments["x"].like
+    none = {f"norm_{name}": _empty(x.dtype, 0) for name in BEFORE} | {"partial": _empty(np.dtype(np.float64), 0, 2, 0)}
+    if conv.name == "conv.forward_with_norms":
+        calls.replace(conv, conv.replaced(**arguments))
+    else:
+        calls.replace(conv, _renamed(conv, "forward_with_norms", **{**none, **arguments}))
+
+
+def _empty(dtype: np.dtype[Any], *shape: int) -> Place:
+    return Place(Memory(np.zeros(1, np.uint8), "constant"), 0, np.empty(shape, dtype))
+
+
+def normalize_in_convolutions(calls: Calls, outputs: set[Memory]) -> None:
+    """Let convolutions normalise and rectify what they read, so that the output of a batch norm is not stored."""
+    for norm in calls:
+        if not norm.name.startswith("norm.batch_norm") or "backward" in norm.name:
+            continue
+        a = norm.arguments
+        if not norm.uses("relu") or norm.uses("shortcut") or not a["y"].is_temporary(outputs):
+            continue
+        first, *readers = calls.users(a["y"].memory)
+        given = {f"norm_{name}": a[name] for name in BEFORE}
+        places = [a["x"], *given.values()]
+        if first is not norm or not all(_can_normalize(call, a["y"], calls) for call in readers):
+            continue
+        if not all(calls.unchanged(places, since=norm, until=call) for call in readers):
+            continue
+        x = a["x"]
+        for call in readers:
+            shaped = x.shaped(call.arguments["x"])
+            name = "backward_weight_with_norm" if call.name == "conv.backward_weight" else "forward_with_norms"
+            scratch = _scratch(name, call)
+            if call.name == "conv.backward_weight":
+                calls.replace(call, _renamed(call, name, **given | {"x": shaped, "scratch": scratch}))
+            else:
+                _replace_forward(calls, call, **given, x=shaped, scratch=scratch)
+        calls.replace(norm, norm.replaced(y=_empty(x.like.dtype, 0, x.like.shape[1])))
+
+
+def _can_normalize(call: Call, y: Place, calls: Calls) -> bool:
+    if call.name not in ("conv.forward", "conv.forward_with_norms", "conv.backward_weight"):
+        return False
+    x = call.arguments["x"]
+    options = [call.arguments[name] for name in OPTIONS]
+    weight = _weight_shape(call)
+    return x.same(y) and calls.count(call, y.memory) == 1 and Device("cpu").conv.normalizes(x.like.shape, weight, *options)
+
+
+def _weight_shape(call: Call) -> tuple[int, ...]:
+    return call.arguments["dweight" if call.name == "conv.backward_weight" else "weight"].like.shape
+
+
+def _scratch(kernel: str, call: Call) -> Place:
+    options = [call.arguments[name] for name in OPTIONS]
+    x = call.arguments["x"].like
+    size = getattr(Device("cpu").conv, f"{kernel}_scratch")(x.shape, _weight_shape(call), *options)
+    array = np.empty(size, x.dtype)
+    return Place(Memory(array), 0, array)
 
 
 def _sum_gradients(calls: Calls, norm: Call, outputs: set[Memory]) -> None:

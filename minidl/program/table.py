@@ -29,7 +29,7 @@ from minidl.program.packed import PackedWeights
 from minidl.program.plan import plan, remove_unread, work_in_place, write_gradients_directly
 from minidl.program.precompile import Kernel, OnProgress, compile_all, silent
 from minidl.program.record import Call, Memory, Place, Recorder
-from minidl.program.sums import sum_in_convolutions
+from minidl.program.sums import normalize_in_convolutions, sum_in_convolutions
 
 SHORT = 0.001  # seconds; a run that takes less is short (engine/team.py)
 WORKSPACE = "workspace"
@@ -72,7 +72,7 @@ class Program:
         fuse(step, outputs)
         if recorder.name == "cpu":
             import os
-            if os.environ.get("STRIPS","1")=="1": sum_in_convolutions(step, outputs)
+            if os.environ.get("STRIPS","1")=="1": (sum_in_convolutions(step, outputs), normalize_in_convolutions(step, outputs))
         remove_unread(step, outputs)
         write_gradients_directly(step, outputs)
         if packed is not None:
