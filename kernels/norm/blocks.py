@@ -25,7 +25,7 @@ from minidl.engine.jit import jit
 from ..elementwise.stream import fetch, get, put
 from ..matmul.emitter import Emitter, Sums, Value, instructions
 from ..matmul.tile import lanes
-from ..reduce.rows import repeat, wide
+from ..reduce.rows import narrow, repeat, wide
 
 BLOCK_ROWS = 128
 AHEAD = 2  # wide rows: at the beginning of a row, the cache lines of the row that follows the next one are requested
@@ -165,18 +165,9 @@ def constants_of(mean: ndarray, scale: ndarray, bias: ndarray) -> ndarray:
 
 
 @jit
-def _narrow(sums: ndarray, width: int, channels: int, c: int) -> float:
-    """Return the sum for channel c over the rows of a wide row."""
-    total = 0.0
-    for i in range(c, width, channels):
-        total += sums[i]
-    return total
-
-
-@jit
-def _vectors(array: ndarray, width: int) -> int:
-    """Return how many adjacent vectors are summed together: 4, 2 or 1."""
-    return 4 if width % (4 * lanes(array)) == 0 else 2 if width % (2 * lanes(array)) == 0 else 1
+def _vectors(array: ndarray, numbers: int) -> int:
+    """Return how many vectors to sum together if a wide row has `numbers` more numbers: 4, 2 or 1."""
+    return 4 if numbers >= 4 * lanes(array) else 2 if numbers >= 2 * lanes(array) else 1
 
 
 @jit
@@ -184,28 +175,31 @@ def moments_of_block(
     x: ndarray, begin: int, rows: int, channels: int, width: int, memory: ndarray, partial: ndarray, k: int
 ) -> None:
     """Compute partial[k] (2, C) from rows of x (n,), beginning with x[begin]. memory: 2 wide rows."""
-    vectors = _vectors(x, width)
-    rounds = rows * channels // (CHAINS // vectors * width)
-    whole = rounds * (CHAINS // vectors) * width
-    sums, means = memory[:width], memory[width : 2 * width]
-    for j in range(0, width if rounds else 0, vectors * lanes(x)):
-        _sum(vectors, rounds, x, begin + j, width, sums, j)
-    for c in range(channels):
-        total = _narrow(sums, width, channels, c) if rounds else 0.0
-        for at in range(begin + whole + c, begin + rows * channels, channels):
-            total += x[at]
-        partial[k, 0, c] = total
-        means[c] = total / rows
-    for i in range(channels, width):
-        means[i] = means[i - channels]
-    for j in range(0, width if rounds else 0, vectors * lanes(x)):
-        _sum_squares(vectors, rounds, x, begin + j, width, means, sums, j)
-    for c in range(channels):
-        total = _narrow(sums, width, channels, c) if rounds else 0.0
-        for at in range(begin + whole + c, begin + rows * channels, channels):
-            distance = x[at] - means[c]
-            total += distance * distance
-        partial[k, 1, c] = total
+    rounds = rows * channels // (CHAINS * width)
+    rest, stop, end = begin + rounds * CHAINS * width, begin + rows * channels, width if rounds else 0
+    sums, means, total, squares = memory[:end], memory[width : 2 * width], partial[k, 0], partial[k, 1]
+    j = 0
+    while j < end:
+        vectors = _vectors(x, end - j)
+        _sum(vectors, rounds * vectors, x, begin + j, width, memory, j)
+        j += vectors * lanes(x)
+    narrow(sums, total)
+    for at in range(rest, stop, channels):
+        for c in range(channels):
+            total[c] += x[at + c]
+    for i in range(0, width, channels):
+        for c in range(channels):
+            means[i + c] = total[c] / rows
+    j = 0
+    while j < end:
+        vectors = _vectors(x, end - j)
+        _sum_squares(vectors, rounds * vectors, x, begin + j, width, means, memory, j)
+        j += vectors * lanes(x)
+    narrow(sums, squares)
+    for at in range(rest, stop, channels):
+        for c in range(channels):
+            distance = x[at + c] - means[c]
+            squares[c] += distance * distance
 
 
 @jit
@@ -219,24 +213,25 @@ def gradients_of_block(
     relu: whether a relu follows the batch norm; its gradient is applied to what is added, and dy stays as it is.
     relu_y: the output of a relu after the batch norm and another summand, or of size 0. Its gradient is applied to dy.
     """
-    vectors, after = _vectors(x, width), relu_y.size > 0
-    rounds = rows * channels // (CHAINS // 2 // vectors * width)
-    whole = rounds * (CHAINS // 2 // vectors) * width
-    for j in range(0, width if rounds else 0, vectors * lanes(x)):
-        _sum_gradients(vectors, rounds, dy, x, relu_y, begin + j, width, constants, relu, after, width, memory, j)
-    for c in range(channels):
-        first = _narrow(memory, width, channels, c) if rounds else 0.0
-        second = _narrow(memory[width:], width, channels, c) if rounds else 0.0
-        mean, scale, bias = constants[c], constants[width + c], constants[2 * width + c]
-        for at in range(begin + whole + c, begin + rows * channels, channels):
-            distance = x[at] - mean
-            if after and relu_y[at] <= 0:
-                dy[at] = 0
-            elif not (relu and distance * scale + bias <= 0):
-                first += dy[at]
-                second += dy[at] * distance
-        partial[k, 0, c] = first
-        partial[k, 1, c] = second
+    after, rounds = relu_y.size > 0, rows * channels // (CHAINS // 2 * width)
+    rest, stop, end = begin + rounds * (CHAINS // 2) * width, begin + rows * channels, width if rounds else 0
+    first, second = partial[k, 0], partial[k, 1]
+    j = 0
+    while j < end:
+        vectors = _vectors(x, end - j)
+        _sum_gradients(vectors, rounds * vectors, dy, x, relu_y, begin + j, width, constants, relu, after, width,
+                       memory, j)  # fmt: skip
+        j += vectors * lanes(x)
+    narrow(memory[:end], first)
+    narrow(memory[width : width + end], second)
+    for at in range(rest, stop, channels):
+        for c in range(channels):
+            distance = x[at + c] - constants[c]
+            if after and relu_y[at + c] <= 0:
+                dy[at + c] = 0
+            elif not (relu and distance * constants[width + c] + constants[2 * width + c] <= 0):
+                first[c] += dy[at + c]
+                second[c] += dy[at + c] * distance
 
 
 @jit

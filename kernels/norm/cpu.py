@@ -80,7 +80,13 @@ def _total(partial: ndarray) -> ndarray:
 
 def parts(rows: int, channels: int) -> int:
     """Return the number of blocks of rows in batch norm's `partial` (blocks, 2, C)."""
-    return max(1, rows // BLOCK_ROWS)
+    return max(1, -(-rows // BLOCK_ROWS))
+
+
+@jit
+def _rows_of_block(rows: int, blocks: int) -> int:
+    """Return the number of rows of each block but the last ones, which may have fewer or none."""
+    return (rows + blocks - 1) // blocks
 
 
 @jit
@@ -119,9 +125,9 @@ def _moments(x: ndarray, first: int, blocks: int, partial: Part) -> None:
     """Compute partial (blocks, 2, C) = the moments of each block of rows (blocks.py)."""
     rows, channels = x.shape
     numbers, width = x.reshape(x.size), wide_row(x, channels)
-    memory = np.empty(2 * width, x.dtype)
+    memory, each = np.empty(2 * width, x.dtype), _rows_of_block(rows, blocks)
     for k in range(partial.shape[0]):
-        begin, end = rows * (first + k) // blocks, rows * (first + k + 1) // blocks
+        begin, end = min(rows, (first + k) * each), min(rows, (first + k + 1) * each)
         _fetch_rows(numbers, end * channels, (end - begin) * channels)
         moments_of_block(numbers, begin * channels, end - begin, channels, width, memory, partial, k)
 
@@ -133,13 +139,23 @@ def _gradient_moments(
     """Compute partial (blocks, 2, C) = the sums of each block of rows for the gradients (blocks.py)."""
     rows, channels = x.shape
     dys, numbers, width = dy.reshape(dy.size), x.reshape(x.size), wide_row(x, channels)
-    memory = np.empty(2 * width, x.dtype)
+    memory, each = np.empty(2 * width, x.dtype), _rows_of_block(rows, blocks)
     for k in range(partial.shape[0]):
-        begin, end = rows * (first + k) // blocks, rows * (first + k + 1) // blocks
+        begin, end = min(rows, (first + k) * each), min(rows, (first + k + 1) * each)
         _fetch_rows(dys, end * channels, (end - begin) * channels)
         _fetch_rows(numbers, end * channels, (end - begin) * channels)
         gradients_of_block(dys, numbers, dys[:0], begin * channels, end - begin, channels, width, constants, relu,
                            memory, partial, k)  # fmt: skip
+
+
+@jit
+def _sums_of_blocks(partial: ndarray, blocks: int) -> ndarray:
+    """Return the sums of the first `blocks` rows of partial (blocks, 2 * C), and the sums of the squares of distances
+    from the mean: (2, 2 * C)."""
+    columns = 2 * partial.shape[2]
+    total, width = np.empty((1, 2, columns)), wide_row(partial, columns)
+    moments_of_block(partial.reshape(partial.size), 0, blocks, columns, width, np.empty(2 * width), total, 0)
+    return total[0]
 
 
 # Batch normalisation
@@ -162,23 +178,21 @@ def _statistics(
     (Chan, Golub and LeVeque 1983). So no digits cancel, even if the mean is large.
     """
     blocks, _, channels = partial.shape
-    center, squares = np.zeros(channels), np.zeros(channels)
-    for k in range(blocks):
-        for c in range(channels):
-            center[c] += partial[k, 0, c]
+    each = _rows_of_block(rows, blocks)
+    full = rows // each
+    total = _sums_of_blocks(partial, full)
     for c in range(channels):
-        center[c] /= rows
-    for k in range(blocks):
-        count = rows * (k + 1) // blocks - rows * k // blocks
-        each = 1 / max(count, 1)
-        for c in range(channels):
-            distance = partial[k, 0, c] - count * center[c]
-            squares[c] += partial[k, 1, c] + distance * distance * each
-    for c in range(channels):
-        mean[c] = center[c]
-        rstd[c] = 1 / math.sqrt(squares[c] / rows + eps)
+        count, center = full * each, total[0, c] / (full * each)
+        squares = total[0, channels + c] + total[1, c] / each
+        if count < rows:  # the last block has fewer rows
+            more = rows - count
+            distance = partial[full, 0, c] / more - center
+            squares += partial[full, 1, c] + distance * distance * count * more / rows
+            center += distance * more / rows
+        mean[c] = center
+        rstd[c] = 1 / math.sqrt(squares / rows + eps)
         running_mean[c] = (1 - momentum) * running_mean[c] + momentum * mean[c]
-        running_var[c] = (1 - momentum) * running_var[c] + momentum * squares[c] / max(rows - 1, 1)
+        running_var[c] = (1 - momentum) * running_var[c] + momentum * squares / max(rows - 1, 1)
 
 
 @jit
@@ -262,10 +276,10 @@ def batch_norm_backward_with_sums(
     rows, channels = x.shape
     scale = rstd * weight  # as in the forward pass: relu needs the bit-identical output
     slope, constant = np.empty_like(weight), np.empty_like(weight)
-    moments = _total(partial)
+    total = _sums_of_blocks(partial, partial.shape[0])[0]
     for c in range(channels):
-        dbias[c] = moments[0, c]
-        dweight[c] = moments[1, c] * rstd[c]
+        dbias[c] = total[c]
+        dweight[c] = total[channels + c] * rstd[c]
         slope[c] = -scale[c] * rstd[c] * dweight[c] / rows
         constant[c] = -scale[c] * dbias[c] / rows
     _input_gradient(dy, x, mean, scale, bias, relu, slope, constant, dx)
@@ -306,9 +320,9 @@ def affine_backward(
 ) -> None:  # fmt: skip
     zeros = np.zeros_like(scale)  # for mean, slope and constant: given statistics add no terms to dx
     _gradient_moments(dy, x, constants_of(zeros, scale, shift), relu, partial)
-    moments = _total(partial)
+    total = _sums_of_blocks(partial, partial.shape[0])[0]
     for c in range(scale.size):
-        dshift[c], dscale[c] = moments[0, c], moments[1, c]
+        dshift[c], dscale[c] = total[c], total[scale.size + c]
     _input_gradient(dy, x, zeros, scale, shift, relu, zeros, zeros, dx)
 
 
