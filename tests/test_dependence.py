@@ -27,7 +27,7 @@ from minidl.program.replay import Gradient, Prediction
 from minidl.program.table import WORKSPACE, Program
 
 OPS = (
-    "activation", "conv", "dropout", "elementwise", "group_norm", "matmul", "movement", "norm", "pool", "reduce",
+    "activation", "conv", "conv_norm", "dropout", "elementwise", "group_norm", "matmul", "movement", "norm", "pool", "reduce",
     "softmax",
 )  # fmt: skip
 

@@ -226,6 +226,16 @@ def test_a_function_is_loaded_without_what_numba_compiles_with(program: Program)
     assert program.run("f8", "f4") == ("1 1", [])
 
 
+def test_a_function_between_two_that_are_compiled_in_different_processes(program: Program) -> None:
+    """`last` contains `outer`, which refers to `inner`. A process that loads only `last` must find `inner`."""
+    more = "from functions import *\n@jit\ndef last(a):\n    return outer(a) + 1\n"
+    (program.folder / "more.py").write_text(more)
+    assert program.run("f8") == ("0 1", [])
+    for _ in range(2):  # compiled, then loaded
+        after = "from more import last\nassert last(np.float64(3)) == 9\n"
+        assert program.run(after=after) == ("0 0", [])
+
+
 # -- problems are reported, once and in one line --------------------------------------------------------------------
 
 

@@ -10,11 +10,10 @@ import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import jit, threads
-from minidl.kernels.norm.blocks import constants_of
 
 from . import direct, weight_gradient
 from . import winograd as fast
-from .choice import DIRECT, F4X4_3X3, winograd_form
+from .choice import DIRECT, winograd_form
 from .reference import Pair, Shape, output_size
 from .reference import __all__ as __all__
 
@@ -97,89 +96,6 @@ def backward_input(
     else:
         direct.convolve(dy, weight, True, none, none, none, shortcut, False, groups, stride, padding, dilation,
                         none, scratch, dx)  # fmt: skip
-
-
-def adds_up(images: int, out: Pair, w_shape: Shape, groups: int, stride: Pair, dilation: Pair, winograd: bool) -> bool:
-    """Return whether forward_with_norms can compute the moments of y (images, *out, O) or, with w_shape (kh, kw, O, C),
-    backward_input_with_sums exists for dx (images, *out, C)."""
-    form = winograd_form(out, w_shape[:2], w_shape[2], w_shape[3], stride, dilation, groups)
-    return winograd and fast.adds_up(form, images, out, w_shape[2], w_shape[3], dilation)
-
-
-def normalizes(
-    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
-) -> bool:
-    """Return whether forward_with_norms and backward_weight_with_norm can normalise x."""
-    form = _form(x_shape, w_shape, groups, stride, padding, dilation, winograd)
-    out = output_size(x_shape, w_shape, stride, padding, dilation)
-    return fast.normalizes(form, x_shape[0], out, x_shape[3], w_shape[3], padding, dilation)
-
-
-def forward_with_norms_scratch(
-    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
-) -> int:
-    """Return the number of elements of the scratch of forward_with_norms, if it normalises x."""
-    return fast.forward_scratch(F4X4_3X3, x_shape, w_shape, padding, dilation, normalizes=True)
-
-
-def backward_weight_with_norm_scratch(
-    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
-) -> int:
-    """Return the number of elements of the scratch of backward_weight_with_norm."""
-    return fast.backward_weight_scratch(F4X4_3X3, x_shape, w_shape, padding, dilation, normalizes=True)
-
-
-@jit
-def _before(mean: ndarray, rstd: ndarray, weight: ndarray, bias: ndarray) -> ndarray:
-    """Return mean, scale and bias of a batch norm (3, C); (0, C) if the mean has size 0."""
-    before = np.empty((3 if mean.size else 0, weight.size), weight.dtype)
-    if mean.size:
-        before[0], before[1], before[2] = mean, rstd * weight, bias
-    return before
-
-
-@jit
-def forward_with_norms(
-    x: ndarray, norm_weight: ndarray, norm_bias: ndarray, norm_mean: ndarray, norm_rstd: ndarray,
-    weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
-    groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray,
-    y: ndarray, partial: ndarray,
-) -> None:  # fmt: skip
-    """Compute y as `forward` does, between two batch norms.
-
-    If norm_mean is not empty, x is the input of a batch norm and relu, which are applied first. If `partial` (blocks,
-    2, O) is not empty, it receives the moments of y for the next batch norm.
-    """
-    form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
-    before = _before(norm_mean, norm_rstd, norm_weight, norm_bias)
-    fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y, before,
-                 partial)  # fmt: skip
-
-
-@jit
-def backward_weight_with_norm(
-    x: ndarray, norm_weight: ndarray, norm_bias: ndarray, norm_mean: ndarray, norm_rstd: ndarray, dy: ndarray,
-    groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: ndarray, dweight: ndarray,
-) -> None:  # fmt: skip
-    """Compute dweight as `backward_weight` does, from the input x of a batch norm and relu before the convolution."""
-    form = winograd_form(dy.shape[1:3], dweight.shape[:2], x.shape[3], dy.shape[3], stride, dilation, groups)
-    before = _before(norm_mean, norm_rstd, norm_weight, norm_bias)
-    fast.backward_weight(form, x, dy, padding, dilation, before, scratch, dweight)
-
-
-@jit
-def backward_input_with_sums(
-    dy: ndarray, weight: ndarray, shortcut: ndarray, norm_x: ndarray, norm_weight: ndarray, norm_bias: ndarray,
-    norm_mean: ndarray, norm_rstd: ndarray, norm_relu: bool, relu_y: ndarray, groups: int, stride: Pair, padding: Pair,
-    dilation: Pair, winograd: bool, scratch: ndarray, dx: ndarray, partial: ndarray,
-) -> None:  # fmt: skip
-    """Compute dx as `backward_input` does, and the sums for the gradients of the batch norm whose output has the
-    gradient dx: partial (blocks, 2, C). relu_y: a vector of size 0, or the output of a relu that follows the sum of
-    batch norm and shortcut; then dx is the gradient before this relu."""
-    form = winograd_form(dx.shape[1:3], weight.shape[:2], dy.shape[3], dx.shape[3], stride, dilation, groups)
-    constants = constants_of(norm_mean, norm_rstd * norm_weight, norm_bias)
-    fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, norm_x.reshape(-1), constants,
-                        norm_relu, relu_y, partial)  # fmt: skip
 
 
 @jit

@@ -201,19 +201,16 @@ def batch_norm(
     running_mean: ndarray, running_var: ndarray, partial: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
     _moments(x, partial)
-    batch_norm_with_moments(x, weight, bias, eps, momentum, shortcut, relu, partial, running_mean, running_var, mean,
+    finish(x, weight, bias, eps, momentum, shortcut, relu, partial, running_mean, running_var, mean,
                             rstd, y)  # fmt: skip
 
 
 @jit
-def batch_norm_with_moments(
+def finish(
     x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float, shortcut: ndarray, relu: bool,
     partial: ndarray, running_mean: ndarray, running_var: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    """Do the rest of `batch_norm` after a convolution has computed the moments of x (conv.forward_with_norms).
-
-    y may have size 0: then the next convolution normalises x.
-    """
+    """Do the rest of batch_norm after the moments. y may have size 0: then the next convolution normalises x."""
     _statistics(x.shape[0], eps, momentum, running_mean, running_var, partial, mean, rstd)
     if y.size:
         _normalize(x, mean, rstd * weight, bias, shortcut, relu, y)
@@ -262,15 +259,15 @@ def batch_norm_backward(
     partial: ndarray, dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
     _gradient_moments(dy, x, constants_of(mean, rstd * weight, bias), relu, partial)
-    batch_norm_backward_with_sums(dy, x, weight, bias, mean, rstd, relu, partial, dx, dweight, dbias)
+    finish_backward(dy, x, weight, bias, mean, rstd, relu, partial, dx, dweight, dbias)
 
 
 @jit
-def batch_norm_backward_with_sums(
+def finish_backward(
     dy: ndarray, x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray, relu: bool,
     partial: ndarray, dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    """Do the rest of `batch_norm_backward` after a convolution has computed the sums (backward_input_with_sums)."""
+    """Do the rest of batch_norm_backward after the sums."""
     # For each channel, dx = weight * rstd * (dy - dbias / rows - (x - mean) * rstd * dweight / rows),
     # which is linear in dy and x.
     rows, channels = x.shape

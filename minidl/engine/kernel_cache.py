@@ -183,7 +183,10 @@ class KernelCache:
         if stored == key:
             _loading.append(self.name)
             try:
-                return CompileResult._rebuild(context, *compiled)  # also loads the functions that this one calls
+                found = CompileResult._rebuild(context, *compiled)  # also loads the functions that this one calls
+                # A function that is compiled now and contains this one must load them, too. Numba forgets that.
+                found.library._reload_init.update(found.reload_init)
+                return found
             finally:
                 _loading.pop()
         if _loading and not self._path(key).exists():

@@ -21,9 +21,12 @@ FIRST_WRITTEN = {
             "y": "relu leaky_relu gelu silu tanh sigmoid",
             "dx": "relu_backward leaky_relu_backward gelu_backward silu_backward tanh_backward sigmoid_backward",
         },
-        "conv": {
-            "packed": "forward forward_with_norms",
-            "scratch": "backward_input backward_input_with_sums backward_weight backward_weight_with_norm",
+        "conv": {"packed": "forward", "scratch": "backward_input backward_weight"},
+        "conv_norm": {
+            "packed": "forward",
+            "scratch": "backward_input backward_weight",
+            "running_mean": "batch_norm",
+            "dx": "batch_norm_backward",
         },
         "dropout": {"y": "dropout"},
         "elementwise": {
@@ -37,8 +40,7 @@ FIRST_WRITTEN = {
         "norm": {
             "y": "affine",
             "partial": "affine_backward batch_norm_backward layer_norm_backward",
-            "running_mean": "batch_norm batch_norm_with_moments",
-            "dx": "batch_norm_backward_with_sums",
+            "running_mean": "batch_norm",
             "scale": "fold",
             "dweight": "fold_backward",
             "mean": "layer_norm",

@@ -22,6 +22,7 @@ from minidl.program.record import Call, Memory, Place
 IN_PLACE = {
     "activation.relu": ("x", "y"),
     "activation.relu_backward": ("dy", "dx"),
+    "conv_norm.batch_norm_backward": ("dy", "dx"),
     "dropout.dropout": ("x", "y"),
     "elementwise.add": ("a", "out"),
     "elementwise.affine": ("x", "out"),
@@ -29,7 +30,6 @@ IN_PLACE = {
     "group_norm.group_norm_backward": ("dy", "dx"),
     "norm.affine": ("x", "y"),
     "norm.batch_norm_backward": ("dy", "dx"),
-    "norm.batch_norm_backward_with_sums": ("dy", "dx"),
 }
 
 

@@ -22,6 +22,7 @@ from minidl.engine.device import address
 from minidl.program.call import DATA, SLOT, array_slots, entry_address, kernel_address, numba_type, run_bound
 from minidl.program.call import run as run_calls
 from minidl.program.call import slots as slots_of
+from minidl.program.conv_norm import merge_norms
 from minidl.program.dependence import Calls
 from minidl.program.fuse import fuse
 from minidl.program.hidden import Drawn, Unrecordable
@@ -29,7 +30,6 @@ from minidl.program.packed import PackedWeights
 from minidl.program.plan import plan, remove_unread, work_in_place, write_gradients_directly
 from minidl.program.precompile import Kernel, OnProgress, compile_all, silent
 from minidl.program.record import Call, Memory, Place, Recorder
-from minidl.program.sums import normalize_in_convolutions, sum_in_convolutions
 
 SHORT = 0.001  # seconds; a run that takes less is short (engine/team.py)
 WORKSPACE = "workspace"
@@ -71,8 +71,7 @@ class Program:
         step = Calls(recorder.calls)
         fuse(step, outputs)
         if recorder.name == "cpu":
-            import os
-            if os.environ.get("STRIPS","1")=="1": (sum_in_convolutions(step, outputs), normalize_in_convolutions(step, outputs))
+            merge_norms(step, outputs)
         remove_unread(step, outputs)
         write_gradients_directly(step, outputs)
         if packed is not None:

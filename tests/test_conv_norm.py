@@ -1,0 +1,187 @@
+"""Batch norms that are merged with convolutions: the bits stay those of the tape, and the kernels are really used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from minidl import nn, ops
+from minidl.engine.device import Device
+from minidl.engine.tensor import Tensor
+from minidl.program.replay import Gradient
+
+CPU = Device("cpu")
+
+
+def conv(channels: int, outputs: int, **options: int) -> nn.Conv2d:
+    return nn.Conv2d(channels, outputs, 3, padding=1, bias=False, **options)
+
+
+class Net(nn.Module):
+    """A convolution and batch norm, then `middle`, then the mean of all pixels and a linear layer."""
+
+    def __init__(self, middle: Callable[[Net, Tensor], Tensor]) -> None:
+        nn.seed(3)
+        self.first, self.norm1 = conv(3, 16), nn.BatchNorm2d(16)
+        self.conv2, self.norm2 = conv(16, 32), nn.BatchNorm2d(32)
+        self.conv3, self.norm3 = conv(32, 32), nn.BatchNorm2d(32)
+        self.other = conv(16, 32)
+        self.fc = nn.Linear(32, 4)
+        self.middle = middle
+        for norm in (self.norm1, self.norm2, self.norm3):
+            norm.weight.data[...] = np.linspace(-1, 2, norm.weight.size)
+            norm.bias.data[...] = np.linspace(1, -1, norm.bias.size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(ops.flatten(ops.global_avg_pool2d(self.middle(self, self.norm1(self.first(x))))))
+
+
+def plain(net: Net, x: Tensor) -> Tensor:
+    return ops.relu(net.norm3(net.conv3(ops.relu(net.norm2(net.conv2(ops.relu(x)))))))
+
+
+def residual(net: Net, x: Tensor) -> Tensor:
+    x = net.conv2(ops.relu(x))
+    x = ops.relu(x + net.norm3(net.conv3(ops.relu(net.norm2(x)))))
+    return ops.relu(net.norm3(net.conv3(x)) + x)
+
+
+def before_activation(net: Net, x: Tensor) -> Tensor:
+    x = net.conv2(ops.relu(x))
+    x = x + net.conv3(ops.relu(net.norm2(x)))
+    return ops.relu(net.norm3(x))
+
+
+def read_by_two(net: Net, x: Tensor) -> Tensor:
+    x = ops.relu(x)
+    return net.norm3(net.conv2(x) + net.other(x))
+
+
+def read_by_others(net: Net, x: Tensor) -> Tensor:
+    y = ops.relu(net.norm2(net.conv2(ops.relu(x))))
+    return net.norm3(net.conv3(y)) * y
+
+
+def without_relu(net: Net, x: Tensor) -> Tensor:
+    return ops.gelu(net.norm3(net.conv3(net.norm2(net.conv2(x)))))
+
+
+# (middle, image size, images) -> how often each kernel of conv_norm is used
+USES = {
+    # fmt: skip
+    (plain, 32, 8): dict(forward=2, batch_norm=2, backward_input=2, batch_norm_backward=2, backward_weight=1),
+    (plain, 16, 32): dict(forward=2, batch_norm=2, backward_input=2, batch_norm_backward=2, backward_weight=1),
+    (residual, 16, 32): dict(forward=3, batch_norm=3, backward_input=3, batch_norm_backward=3, backward_weight=1),
+    (before_activation, 32, 8): dict(forward=2, batch_norm=2),
+    (read_by_two, 32, 8): dict(forward=1, batch_norm=1, backward_input=1, batch_norm_backward=1, backward_weight=0),
+    (read_by_others, 32, 8): dict(forward=2, batch_norm=2),
+    (without_relu, 32, 8): dict(forward=2, batch_norm=2),
+    (plain, 28, 8): dict(),  # 7 tiles in a row: 8 tiles are no whole rows
+    (plain, 30, 8): dict(),  # tiles reach beyond the image
+    (plain, 8, 3): dict(),  # 12 tiles, one block and a half
+}
+
+
+@pytest.mark.parametrize(("middle", "size", "images"), USES)
+def test_bits_are_those_of_the_tape(middle: Callable[[Net, Tensor], Tensor], size: int, images: int) -> None:
+    found, calls = [], []
+    for replay in (True, False):
+        net = Net(middle)
+        gradient = Gradient(net, ops.cross_entropy)
+        for step in range(2):
+            x = np.random.default_rng(step).standard_normal((images, size, size, 3)).astype(np.float32)
+            y = np.arange(images) % 4
+            loss = gradient(x, y) if replay else gradient.by_tape(x, y)
+            found.append((loss, net.flatten().grad.tobytes(), net.statistics.theta.tobytes()))
+        calls += [program.calls for program in gradient.programs.values()]
+    assert found[:2] == found[2:]
+    used = Counter(name.partition(".")[2] for name in calls[0] if name.startswith("conv_norm."))
+    expected = USES[middle, size, images]
+    assert {name: used[name] for name in expected} == expected
+    assert expected or not used
+
+
+def test_a_shared_layer_and_a_smaller_batch() -> None:
+    """The same layers in two places, and a program for another number of images."""
+
+    def twice(net: Net, x: Tensor) -> Tensor:
+        x = net.conv2(ops.relu(x))
+        for _ in range(2):
+            x = net.conv3(ops.relu(net.norm2(x)))
+        return x
+
+    net = Net(twice)
+    gradient = Gradient(net, ops.cross_entropy)
+    for images in (8, 4, 8):
+        x = np.random.default_rng(images).standard_normal((images, 32, 32, 3)).astype(np.float32)
+        y = np.arange(images) % 4
+        statistics = net.flatten() and net.statistics.theta.copy()
+        gradient.by_tape(x, y)
+        expected = net.flatten().grad.tobytes(), net.statistics.theta.tobytes()
+        net.statistics.theta[:] = statistics
+        gradient(x, y)
+        assert (net.flatten().grad.tobytes(), net.statistics.theta.tobytes()) == expected
+
+
+@pytest.mark.parametrize(("images", "size", "channels", "outputs"), [(8, 32, 16, 32), (32, 16, 32, 16), (72, 8, 64, 64)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_kernels_have_the_bits_of_separate_kernels(
+    images: int, size: int, channels: int, outputs: int, dtype: str
+) -> None:
+    """Several groups of tiles, and several partial sums of the weight gradient."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((images, size, size, c)).astype(dtype) for c in (channels, outputs))
+    weight = rng.standard_normal((3, 3, channels, outputs)).astype(dtype)
+    mean, gamma, beta = rng.standard_normal((3, channels)).astype(dtype)
+    rstd, none = abs(mean) + mean.dtype.type(0.5), x[:0].reshape(0)
+    options = 1, (1, 1), (1, 1), (1, 1), True
+    rows = x.reshape(-1, channels)
+    z, blocks = np.empty_like(x), len(rows) // 128
+    CPU.norm.affine(rows - mean, rstd * gamma, beta, True, z.reshape(rows.shape))
+
+    def scratch(op: str, kernel: str) -> np.ndarray:
+        return np.empty(getattr(getattr(CPU, op), f"{kernel}_scratch")(x.shape, weight.shape, *options), dtype)
+
+    expected, found = np.empty_like(y), np.empty_like(y)
+    sums, moments = np.empty((blocks, 2, outputs)), np.empty((blocks, 2, outputs))
+    CPU.conv.forward(z, weight, none, none, none, none, False, *options, none, scratch("conv", "forward"), expected)
+    CPU.conv_norm.forward(x, gamma, beta, mean, rstd, weight, none, none, none, none, False, *options, none,
+                          scratch("conv_norm", "forward"), found, sums)  # fmt: skip
+    CPU.norm._moments(expected.reshape(-1, outputs), moments)
+    assert found.tobytes() == expected.tobytes() and sums.tobytes() == moments.tobytes()
+
+    dw, with_norm = np.empty_like(weight), np.empty_like(weight)
+    CPU.conv.backward_weight(z, y, *options, scratch("conv", "backward_weight"), dw)
+    if CPU.conv_norm.normalizes(x.shape, weight.shape, *options):
+        CPU.conv_norm.backward_weight(x, gamma, beta, mean, rstd, y, *options,
+                                      scratch("conv_norm", "backward_weight"), with_norm)  # fmt: skip
+        assert with_norm.tobytes() == dw.tobytes()
+
+    for relu, after in ((True, none), (False, np.maximum(x.reshape(-1) - 1, 0))):
+        dx, merged = np.empty_like(x), np.empty_like(x)
+        sums, separate = np.empty((blocks, 2, channels)), np.empty((blocks, 2, channels))
+        shortcut = z.reshape(-1) if after.size else none
+        CPU.conv.backward_input(y, weight, shortcut, *options, scratch("conv", "backward_input"), dx)
+        if after.size:
+            CPU.activation.relu_backward(dx.reshape(-1), after, dx.reshape(-1))
+        constants = CPU.norm.constants_of(mean, rstd * gamma, beta)
+        CPU.norm._gradient_moments(dx.reshape(-1, channels), rows, constants, relu, separate)
+        CPU.conv_norm.backward_input(y, weight, shortcut, rows, gamma, beta, mean, rstd, relu, after, *options,
+                                     scratch("conv", "backward_input"), merged, sums)  # fmt: skip
+        assert merged.tobytes() == dx.tobytes() and sums.tobytes() == separate.tobytes()
+
+
+def test_which_shapes_are_normalised() -> None:
+    def answer(images: int, height: int, width: int, channels: int, outputs: int, **changed: object) -> bool:
+        options = dict(groups=1, stride=(1, 1), padding=(1, 1), dilation=(1, 1), winograd=True) | changed
+        return bool(CPU.conv_norm.normalizes((images, height, width, channels), (3, 3, channels, outputs), **options))
+
+    assert answer(128, 32, 32, 16, 16)
+    assert not answer(128, 32, 32, 16, 16, winograd=False)
+    assert not answer(128, 32, 32, 16, 16, dilation=(2, 2), padding=(2, 2))
+    assert not answer(128, 32, 32, 12, 16)
+    assert not answer(128, 30, 32, 16, 16)
+    assert not answer(1, 32, 32, 16, 16)  # one image has too few tiles for several partial sums
