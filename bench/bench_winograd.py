@@ -105,9 +105,10 @@ def accuracy() -> None:
         y, dx, dw = np.empty_like(image), np.empty_like(image), np.empty_like(kernel)
         shapes = form, image.shape, kernel.shape, pad, (1, 1)
         scratch = [np.empty(getattr(winograd, f"{p}_scratch")(*shapes), np.float32) for p in PASSES]
-        winograd.forward(form, image, kernel, none, none, none, none, False, pad, (1, 1), none, scratch[0], y)
-        winograd.backward_input(form, image, kernel, none, pad, (1, 1), scratch[1], dx)
-        winograd.backward_weight(form, image, image, pad, (1, 1), scratch[2], dw)
+        norms = winograd.no_norms(none)
+        winograd.forward(form, image, kernel, none, none, none, none, False, pad, (1, 1), none, scratch[0], y, norms)
+        winograd.backward_input(form, image, kernel, none, pad, (1, 1), scratch[1], dx, norms)
+        winograd.backward_weight(form, image, image, pad, (1, 1), norms.before, scratch[2], dw)
         found = (y, dx, dw), _float64(image, kernel)
         for kind, ours, exact in zip(PASSES, *found, strict=True):
             error = ours - exact

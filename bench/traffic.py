@@ -28,9 +28,12 @@ from minidl.program.dependence import FIRST_WRITTEN
 from minidl.program.table import Operand
 
 FLOAT = 4  # bytes
-SCRATCH = "packed", "scratch", "partial"  # memory of the kernel itself: `work` counts how it is used
+SCRATCH = "packed", "scratch", "partial", "sums"  # memory of the kernel itself: `work` counts how it is used
 READ_TWICE = {"norm.batch_norm": ("x",), "norm.batch_norm_backward": ("dy", "x"), "norm.affine_backward": ("dy", "x")}
-READ_AND_WRITTEN = {"elementwise.accumulate": ("out",), "norm.batch_norm": ("running_mean", "running_var")}
+RUNNING = "running_mean", "running_var"
+READ_AND_WRITTEN = {
+    "elementwise.accumulate": ("out",), "norm.batch_norm": RUNNING, "conv_norm.batch_norm": RUNNING,
+}  # fmt: skip
 READ_BY_ALL = {"matmul.nn": ("a",), "matmul.nt": ("a",), "matmul.tn": ("a",)}  # each thread reads the whole array
 
 
@@ -117,15 +120,15 @@ def work(name: str, arguments: Mapping[str, Any], distances: Mapping[str, float]
         streams.append(Stream(size * copies if reads else 0.0, size if written else 0.0, distance))
         if key in READ_TWICE.get(name, ()):
             streams.append(Stream(size, 0.0, whole))
-    op = name.partition(".")[0]
+    op, _, kernel = name.partition(".")
     shapes = {key: operand.shape for key, operand in arrays.items()}
     if op == "matmul":
         rows, columns = shapes["out"]
         depth = shapes["a"][0 if name == "matmul.tn" else 1]
         more = product(rows, columns, depth, threads, name == "matmul.nt", "packed" in arrays)
         return Work(float(rows * columns * depth), streams + more)
-    if op == "conv":
-        multiply_adds, more = _convolution(name, shapes, arguments, threads)
+    if op.startswith("conv") and "batch_norm" not in kernel:
+        multiply_adds, more = _convolution(kernel, shapes, arguments, threads)
         return Work(multiply_adds, streams + more)
     return Work(0.0, streams)
 
@@ -163,25 +166,25 @@ def product(
 
 
 def _convolution(
-    name: str, shapes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any], threads: int
+    kernel: str, shapes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any], threads: int
 ) -> tuple[float, list[Stream]]:
     """Return the multiply-adds of a convolution, and what it moves within the call."""
     weight = shapes.get("weight") or shapes["dweight"]
     groups, stride, dilation = (arguments[key] for key in ("groups", "stride", "dilation"))
-    backward = name == "conv.backward_input"
+    backward = kernel == "backward_input"
     source = shapes["dy"] if backward else shapes["x"]
     target = shapes["dx"] if backward else shapes.get("y") or shapes["dy"]
     channels, outputs = source[3], target[3]
     form = choice.winograd_form.py_func(target[1:3], weight[:2], channels, outputs, stride, dilation, groups)
     if arguments["winograd"] and form != choice.DIRECT:
-        make = _winograd_weight if name == "conv.backward_weight" else _winograd
+        make = _winograd_weight if kernel == "backward_weight" else _winograd
         return make(form, source, target, dilation)
     x = shapes["dx"] if backward else shapes["x"]
     images, high, wide, _ = x
     out = output_size(x, weight, stride, arguments["padding"], dilation)
     pixels = images * out[0] * out[1]  # of y: each of them has a product with each weight
     multiply_adds = float(pixels * math.prod(weight))
-    if name == "conv.backward_weight":
+    if kernel == "backward_weight":
         block = max(1, sizes.WEIGHT_KC // stride[1])
         return multiply_adds, _direct_weight(pixels, block, math.prod(weight[:3]), weight[3], groups, math.prod(source))
     depth = weight[0] * weight[1] * channels // groups / (stride[0] * stride[1] if backward else 1)

@@ -71,7 +71,6 @@ def without_relu(net: Net, x: Tensor) -> Tensor:
 
 # (middle, image size, images) -> how often each kernel of conv_norm is used
 USES = {
-    # fmt: skip
     (plain, 32, 8): dict(forward=2, batch_norm=2, backward_input=2, batch_norm_backward=2, backward_weight=1),
     (plain, 16, 32): dict(forward=2, batch_norm=2, backward_input=2, batch_norm_backward=2, backward_weight=1),
     (residual, 16, 32): dict(forward=3, batch_norm=3, backward_input=3, batch_norm_backward=3, backward_weight=1),
@@ -126,7 +125,9 @@ def test_a_shared_layer_and_a_smaller_batch() -> None:
         assert (net.flatten().grad.tobytes(), net.statistics.theta.tobytes()) == expected
 
 
-@pytest.mark.parametrize(("images", "size", "channels", "outputs"), [(8, 32, 16, 32), (32, 16, 32, 16), (72, 8, 64, 64)])
+@pytest.mark.parametrize(
+    ("images", "size", "channels", "outputs"), [(8, 32, 16, 32), (32, 16, 32, 16), (72, 8, 64, 64)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_kernels_have_the_bits_of_separate_kernels(
     images: int, size: int, channels: int, outputs: int, dtype: str

@@ -27,8 +27,8 @@ from minidl.program.replay import Gradient, Prediction
 from minidl.program.table import WORKSPACE, Program
 
 OPS = (
-    "activation", "conv", "conv_norm", "dropout", "elementwise", "group_norm", "matmul", "movement", "norm", "pool", "reduce",
-    "softmax",
+    "activation", "conv", "conv_norm", "dropout", "elementwise", "group_norm", "matmul", "movement", "norm", "pool",
+    "reduce", "softmax",
 )  # fmt: skip
 
 

@@ -66,10 +66,14 @@ def computed(form: int, a: Arrays, options: Options, finish: bool) -> Arrays:
         return np.full(size(form, *shapes, *options), np.nan, y.dtype)
 
     names, none = ("bias", "scale", "shift", "shortcut"), a["bias"][:0]
+    norms = winograd.no_norms(none)
     end = [a[name].reshape(-1) if finish else none for name in names]
-    winograd.forward(form, a["x"], a["weight"], *end, finish, *options, none, scratch(winograd.forward_scratch), y)
-    winograd.backward_input(form, a["dy"], a["weight"], none, *options, scratch(winograd.backward_input_scratch), dx)
-    winograd.backward_weight(form, a["x"], a["dy"], *options, scratch(winograd.backward_weight_scratch), dweight)
+    memory = scratch(winograd.forward_scratch)
+    winograd.forward(form, a["x"], a["weight"], *end, finish, *options, none, memory, y, norms)
+    memory = scratch(winograd.backward_input_scratch)
+    winograd.backward_input(form, a["dy"], a["weight"], none, *options, memory, dx, norms)
+    memory = scratch(winograd.backward_weight_scratch)
+    winograd.backward_weight(form, a["x"], a["dy"], *options, norms.before, memory, dweight)
     return dict(y=y, dx=dx, dweight=dweight)
 
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import jit, threads
@@ -77,7 +76,7 @@ def forward(
     form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
         fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y,
-                     np.empty((0, 0), x.dtype), np.empty((0, 2, 0)))  # fmt: skip
+                     fast.no_norms(scratch))  # fmt: skip
     else:
         direct.convolve(x, weight, False, bias, scale, shift, shortcut, relu, groups, stride, padding, dilation,
                         packed, scratch, y)  # fmt: skip
@@ -89,11 +88,10 @@ def backward_input(
     winograd: bool, scratch: ndarray, dx: ndarray,
 ) -> None:  # fmt: skip
     form = winograd_form(dx.shape[1:3], weight.shape[:2], dy.shape[3], dx.shape[3], stride, dilation, groups)
-    none = scratch[:0]
     if winograd and form != DIRECT:
-        fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, none, none, False,
-                            none, np.empty((0, 2, 0)))  # fmt: skip
+        fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, fast.no_norms(scratch))
     else:
+        none = scratch[:0]
         direct.convolve(dy, weight, True, none, none, none, shortcut, False, groups, stride, padding, dilation,
                         none, scratch, dx)  # fmt: skip
 
@@ -105,6 +103,6 @@ def backward_weight(
 ) -> None:  # fmt: skip
     form = winograd_form(dy.shape[1:3], dweight.shape[:2], x.shape[3], dy.shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
-        fast.backward_weight(form, x, dy, padding, dilation, np.empty((0, 0), x.dtype), scratch, dweight)
+        fast.backward_weight(form, x, dy, padding, dilation, scratch[:0].reshape(0, 1), scratch, dweight)
     else:
         weight_gradient.backward_weight(x, dy, groups, stride, padding, dilation, scratch, dweight)

@@ -21,6 +21,8 @@ WINOGRAD.md explains these steps; transforms.py computes the matrices, planes.py
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba.extending import register_jitable
 from numpy import ndarray
@@ -55,6 +57,29 @@ Shape = tuple[int, int, int, int]
 BLOCK_TILES = BLOCK_ROWS // 16  # tiles of 4x4 outputs in a block of rows
 
 
+class Norms(NamedTuple):
+    """What a convolution does for the batch norms beside it (kernels/conv_norm). It is nothing if an array has size 0.
+
+    before (3, C): mean, scale and bias; x is first normalised with them, and rectified.
+    sums (blocks, 2, O): for the sums of what is written, y or dx (kernels/norm/blocks.py).
+    x, constants, relu, relu_y: arguments of gradients_of_block; x is a vector, and empty if `sums` are moments.
+    """
+
+    before: ndarray
+    x: ndarray
+    constants: ndarray
+    relu: bool
+    relu_y: ndarray
+    sums: ndarray
+
+
+@jit
+def no_norms(array: ndarray) -> Norms:
+    """Return Norms with arrays of size 0, of the type of `array` (n,)."""
+    none = array[:0]
+    return Norms(none.reshape(0, 1), none, none, False, none, np.empty((0, 2, 0)))
+
+
 # -- forward, and the data gradient -------------------------------------------------------------------------------
 
 
@@ -85,14 +110,10 @@ def _convolve_sizes(
 def _convolve_group(
     form: int, x: ndarray, tiles: Tiles, padding: Pair, first: int, count: int, more: int, u: ndarray, u_plane: int,
     finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, begin: int, stop: int,
-    y: ndarray, before: ndarray, norm_x: ndarray, constants: ndarray, norm_relu: bool, relu_y: ndarray, partial: ndarray,
+    y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """Compute the outputs [begin, stop) of y for `count` tiles, beginning with tile `first`. Prefetch the pixels that
-    the next `more` tiles read.
-
-    before: of size 0, or the constants by which the pixels are normalised first (`_normalized`). Unless `partial` is
-    empty, also add up the outputs (`_add_up`).
-    """
+    the next `more` tiles read."""
     _, r, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     v = own[: n * n * v_plane]
@@ -101,24 +122,22 @@ def _convolve_group(
     zeros = own[own.size - _zeros_of(form, channels, outputs, tiles[2:]) :]
     zeros[:] = 0
     v_row, m_row = row_of(channels), row_of(outputs)
-    if before.size:
+    if norms.before.size:
         band, patch = patch[: count * 16 * channels], patch[count * 16 * channels :]
-        to_planes(form, False, _normalized(x, tiles, first, count, before, band), tiles, padding, 0, count,
+        to_planes(form, False, _normalized(x, tiles, first, count, norms.before, band), tiles, padding, 0, count,
                   v, v_plane, v_row, 0, patch, zeros)  # fmt: skip
     else:
         to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_row, 0, patch, zeros)
     columns, kc = panel_width(x), KC_5X5 if form == F4X4_5X5 else channels
     total = count_of(x.shape[0], tiles)
     following = pixels_of(x, first + count, more, total, r - 1 - padding[0])
-    here = pixels_of(y, first, count, total, 0)
+    here = pixels_of(y, first, count if shortcut.size else 0, total, 0)
     pixels, panels = x.reshape(-1), (outputs + columns - 1) // columns
     tall = count // TALL_MR * TALL_MR if v_row == lanes(x) and m_row == lanes(x) else 0  # rows for tall_tile
     for k in range(n * n):
         for o in range(begin, stop, columns):
             prefetch_part(pixels, following, k * panels + o // columns, n * n * panels)
             prefetch_part(shortcut, here, k * panels + o // columns, n * n * panels)
-            prefetch_part(norm_x, here, k * panels + o // columns, n * n * panels)
-            prefetch_part(relu_y, here, k * panels + o // columns, n * n * panels)
             for t in range(0, tall, TALL_MR):
                 tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, k * u_plane, columns,
                           products, k * m_plane + t * m_row, m_row)  # fmt: skip
@@ -127,15 +146,15 @@ def _convolve_group(
                               v, k * v_plane + tall * v_row, v_row, 1, u, k * u_plane + o * channels, columns,
                               products, k * m_plane + tall * m_row + o, m_row)  # fmt: skip
     from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, shortcut, patch, begin, stop, y)
-    if partial.size:
-        _add_up(y, first, count, norm_x, constants, norm_relu, relu_y, patch, partial)
+    if norms.sums.size:
+        _add_up(y, first, count, patch, norms)
 
 
 @apart_jit
 def _normalized(x: ndarray, tiles: Tiles, first: int, count: int, before: ndarray, band: ndarray) -> ndarray:
-    """Return the images of x (N, H, W, C) that the tiles [first, first + count) cover, normalised and rectified.
+    """Normalise and rectify the images of x (N, H, W, C) that the tiles [first, first + count) cover, in `band`.
 
-    before (3, C): mean, scale and bias. They cover whole images. The result is written to `band`.
+    The tiles cover whole images. before: see Norms.
     """
     _, height, width, channels = x.shape
     image, images = first // (tiles[0] * tiles[1]), count // (tiles[0] * tiles[1])
@@ -145,22 +164,20 @@ def _normalized(x: ndarray, tiles: Tiles, first: int, count: int, before: ndarra
 
 
 @apart_jit
-def _add_up(
-    y: ndarray, first: int, count: int, norm_x: ndarray, constants: ndarray, relu: bool, relu_y: ndarray,
-    memory: ndarray, partial: ndarray,
-) -> None:  # fmt: skip
-    """Compute the sums of batch norm for the blocks of rows that the tiles [first, first + count) contain.
+def _add_up(y: ndarray, first: int, count: int, memory: ndarray, norms: Norms) -> None:
+    """Compute the sums of the blocks of rows that the tiles [first, first + count) contain.
 
-    These are the moments of y or, with the input norm_x of a batch norm, the sums for its gradients, where y is dy.
+    These are the moments of y or, with norms.x, the sums for the gradients of a batch norm, where y is dy.
     """
-    outputs, rows = y.shape[3], y.reshape(-1)
+    outputs, rows, sums = y.shape[3], y.reshape(-1), norms.sums
     for t in range(first, first + count, BLOCK_TILES):
         k = t // BLOCK_TILES
-        if norm_x.size:
-            gradients_of_block(rows, norm_x, relu_y, k * BLOCK_ROWS * outputs, BLOCK_ROWS, outputs, outputs, constants,
-                               relu, memory, partial, k)  # fmt: skip
+        begin = k * BLOCK_ROWS * outputs
+        if norms.x.size:
+            gradients_of_block(rows, norms.x, norms.relu_y, begin, BLOCK_ROWS, outputs, outputs, norms.constants,
+                               norms.relu, memory, sums, k)  # fmt: skip
         else:
-            moments_of_block(rows, k * BLOCK_ROWS * outputs, BLOCK_ROWS, outputs, outputs, memory, partial, k)
+            moments_of_block(rows, begin, BLOCK_ROWS, outputs, outputs, memory, sums, k)
 
 
 @jit
@@ -191,7 +208,7 @@ def normalizes(form: int, images: int, out: Pair, channels: int, outputs: int, p
 def _convolve_job(
     job: int, tasks: int, parts: int, form: int, x: ndarray, tiles: Tiles, padding: Pair, group: int, u: ndarray,
     u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
-    before: ndarray, norm_x: ndarray, constants: ndarray, norm_relu: bool, relu_y: ndarray, partial: ndarray,
+    norms: Norms,
 ) -> None:  # fmt: skip
     """Compute one part of the outputs for one of `tasks` ranges of groups. A job has a number: task * parts + part."""
     total, outputs = count_of(x.shape[0], tiles), y.shape[3]
@@ -203,7 +220,7 @@ def _convolve_job(
         count = min(group, last - first)
         more = min(group, last - first - count)
         _convolve_group(form, x, tiles, padding, first, count, more, u, u_plane, finish, end, shortcut, own, v_plane,
-                        m_plane, begin, stop, y, before, norm_x, constants, norm_relu, relu_y, partial)  # fmt: skip
+                        m_plane, begin, stop, y, norms)  # fmt: skip
 
 
 @jit
@@ -224,7 +241,7 @@ def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs
 def _convolve(
     form: int, x: ndarray, weight: ndarray, flip: bool, bias: ndarray, scale: ndarray, shift: ndarray,
     shortcut: ndarray, relu: bool, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
-    before: ndarray, norm_x: ndarray, constants: ndarray, norm_relu: bool, relu_y: ndarray, partial: ndarray,
+    norms: Norms,
 ) -> None:  # fmt: skip
     """Compute y from x as in `forward`, or, with `flip`, dx (passed as y) from dy (passed as x)."""
     m, _, n = tile_of(form)
@@ -233,7 +250,7 @@ def _convolve(
     tiles = tiles_of(m, y.shape[1], y.shape[2], dilation)
     total = count_of(y.shape[0], tiles)
     group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, channels, outputs, total, dilation,
-                                                            before.size > 0)  # fmt: skip
+                                                            norms.before.size > 0)  # fmt: skip
     memory = aligned(scratch)
     u, rest = aligned(packed if packed.size else scratch)[: n * n * u_plane], memory[n * n * u_plane :]
     first_step = 1 if packed.size and packed[packed.size - 1] else 0  # whether U is in `packed` already
@@ -247,7 +264,7 @@ def _convolve(
         for block in range(blocks if first_step == 0 else 0):
             weight_to_planes(form, weight, flip, block, u, u_plane)
         _convolve_job(0, 1, 1, form, x, tiles, padding, group, u, u_plane, finish, end, shortcut, rest, v_plane,
-                      m_plane, y, before, norm_x, constants, norm_relu, relu_y, partial)  # fmt: skip
+                      m_plane, y, norms)  # fmt: skip
         first_step = 2
     for step in range(first_step, 2):  # one parallel loop for both: each parallel loop costs a second of compile time
         count = blocks if step == 0 else jobs
@@ -257,8 +274,7 @@ def _convolve(
                 weight_to_planes(form, weight, flip, q, u, u_plane)
             else:
                 _convolve_job(q, jobs // parts, parts, form, x, tiles, padding, group, u, u_plane, finish, end,
-                              shortcut, rest[q * each : (q + 1) * each], v_plane, m_plane, y, before, norm_x,
-                              constants, norm_relu, relu_y, partial)  # fmt: skip
+                              shortcut, rest[q * each : (q + 1) * each], v_plane, m_plane, y, norms)  # fmt: skip
     if packed.size:
         packed[packed.size - 1] = 1
 
@@ -267,36 +283,26 @@ def _convolve(
 def forward(
     form: int, x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray,
     relu: bool, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
-    before: ndarray, partial: ndarray,
+    norms: Norms,
 ) -> None:  # fmt: skip
     """Compute y (N, Ho, Wo, O) = conv(x, weight) [+ bias] [* scale + shift] [+ shortcut] [relu].
 
     bias, scale, shift: (O,) or of size 0; shortcut: a vector with the layout of y, or of size 0; packed: of size 0, or
-    memory for U (see reference.py)
-    before: (3, C), mean, scale and bias of a batch norm and relu that are applied to x first, or of size 0
-    partial: (blocks, 2, O) for the moments of y (kernels/norm/blocks.py), or of size 0
+    memory for U (see reference.py); norms.before and norms.sums may be used
     """
-    none = scratch[:0]
-    _convolve(form, x, weight, False, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y,
-              before, none, none, False, none, partial)  # fmt: skip
+    _convolve(form, x, weight, False, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y, norms)
 
 
 @register_jitable(inline="always")
 def backward_input(
     form: int, dy: ndarray, weight: ndarray, shortcut: ndarray, padding: Pair, dilation: Pair, scratch: ndarray,
-    dx: ndarray, norm_x: ndarray, constants: ndarray, norm_relu: bool, relu_y: ndarray, partial: ndarray,
+    dx: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
-    """Compute dx (N, H, W, C) [+ shortcut] from dy (N, Ho, Wo, O).
-
-    If dx is the gradient of the output of a batch norm, also compute the sums of that layer: partial (blocks, 2, C),
-    from its input norm_x (a vector) and its constants (`gradients_of_block` in kernels/norm/blocks.py). Otherwise,
-    these are of size 0. relu_y: of size 0 or, if a relu follows the batch norm, its output; dx is then multiplied by
-    the relu's derivative.
-    """
+    """Compute dx (N, H, W, C) [+ shortcut] from dy (N, Ho, Wo, O). norms.before must be of size 0."""
     none, edge = scratch[:0], weight.shape[0] - 1
     flipped = edge * dilation[0] - padding[0], edge * dilation[1] - padding[1]
     _convolve(form, dy, weight, True, none, none, none, shortcut, False, flipped, dilation, none, scratch, dx,
-              scratch[:0].reshape(0, 1), norm_x, constants, norm_relu, relu_y, partial)  # fmt: skip
+              norms)  # fmt: skip
 
 
 def _convolve_scratch(
@@ -372,7 +378,7 @@ def _gradient_tiles(
 ) -> None:  # fmt: skip
     """Transform `count` tiles, beginning with tile `first`, and write V and D to the planes from row `at_tile` on.
 
-    before: as in `forward`.
+    before: see Norms.
     """
     n = tile_of(form)[2]
     channels, outputs = x.shape[3], dy.shape[3]

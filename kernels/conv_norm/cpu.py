@@ -14,6 +14,7 @@ from minidl.engine.jit import jit
 from ..conv import winograd as fast
 from ..conv.choice import F4X4_3X3, winograd_form
 from ..conv.reference import Pair, Shape, output_size
+from ..conv.winograd import Norms
 from ..norm import cpu as norm
 from ..norm.blocks import constants_of
 from .reference import __all__ as __all__
@@ -66,9 +67,9 @@ def forward(
     bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool, groups: int, stride: Pair,
     padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray, y: ndarray, sums: ndarray,
 ) -> None:  # fmt: skip
-    before = _before(norm_weight, norm_bias, norm_mean, norm_rstd)
-    fast.forward(F4X4_3X3, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y,
-                 before, sums)  # fmt: skip
+    none = scratch[:0]
+    norms = Norms(_before(norm_weight, norm_bias, norm_mean, norm_rstd), none, none, False, none, sums)
+    fast.forward(F4X4_3X3, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y, norms)
 
 
 @jit
@@ -78,8 +79,8 @@ def backward_input(
     dilation: Pair, winograd: bool, scratch: ndarray, dx: ndarray, sums: ndarray,
 ) -> None:  # fmt: skip
     constants = constants_of(norm_mean, norm_rstd * norm_weight, norm_bias)
-    fast.backward_input(F4X4_3X3, dy, weight, shortcut, padding, dilation, scratch, dx, norm_x.reshape(-1), constants,
-                        norm_relu, relu_y, sums)  # fmt: skip
+    norms = Norms(scratch[:0].reshape(0, 1), norm_x.reshape(-1), constants, norm_relu, relu_y, sums)
+    fast.backward_input(F4X4_3X3, dy, weight, shortcut, padding, dilation, scratch, dx, norms)
 
 
 @jit

@@ -46,7 +46,7 @@ def _for_vectors(e: Emitter, vectors: Value, write: Callable[[int], None]) -> No
 
 
 def _zeros(e: Emitter, kinds: int, chains: int, vectors: int) -> Sums:
-    return {(kind, i * vectors + v): e.filled(0.0) for kind in range(kinds) for i in range(chains) for v in range(vectors)}
+    return {(kind, i): e.filled(0.0) for kind in range(kinds) for i in range(chains * vectors)}
 
 
 def _store(e: Emitter, sums: Sums, kind: int, vectors: int, total: Value, to: Value) -> None:

@@ -1,13 +1,12 @@
 """Batch normalisation (two passes over memory) and layer normalisation (one), with the rows divided among threads.
 
-Channels are contiguous, so vector instructions process several of them. Batch norm processes several short rows as one
-wide row (kernels/reduce/rows.py), and repeats the arrays of the channels (mean, scale, bias) to the same width.
+Batch norm's first pass computes sums over blocks of rows (blocks.py). The shape of the scratch array `partial` (blocks,
+2, C) determines the number of blocks. The array receives the float64 sums of each block. These sums are added in a
+fixed order, so results do not depend on the number of threads.
 
-The rows are divided into blocks. For sums, the shape of the scratch array `partial` (blocks, 2, C) determines the
-number of blocks. The array receives the float64 sums of each block. These sums are added in the order of the blocks, so
-results do not depend on the number of threads.
-
-The loops prefetch (stream.py): with up to four arrays and float64 sums, a core does not look far enough ahead.
+Channels are contiguous, so vector instructions process several of them. The passes that write an output process several
+short rows as one wide row (kernels/reduce/rows.py), and repeat the arrays of the channels (mean, scale, bias) to the
+same width. They prefetch (stream.py): with up to four arrays, a core does not look far enough ahead.
 
 An output may share the memory of an input. So the loops of batch norm that write an output read all operands with `get`
 (stream.py), even the repeated means and scales. With a single plain load, LLVM would test whether arrays overlap, and

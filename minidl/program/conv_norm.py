@@ -87,7 +87,8 @@ def _normalize_in_convolutions(calls: Calls, norm: Call, outputs: set[Memory]) -
             shape = call.arguments["x"].like.shape, _weight(call), *_options(call)
             scratch = _scratch(getattr(Device("cpu").conv_norm, f"{kernel}_scratch")(*shape), x.like.dtype)
             others = {"sums": _empty(np.dtype(np.float64), 0, 2, 0)} if op == "conv" else {}
-            calls.replace(call, _renamed(call, kernel, others | given, x=x.shaped(call.arguments["x"]), scratch=scratch))
+            others |= {"x": x.shaped(call.arguments["x"]), "scratch": scratch}
+            calls.replace(call, _renamed(call, kernel, given, others))
         calls.replace(norm, norm.replaced(y=_empty(x.like.dtype, 0, x.like.shape[1])))
 
 

@@ -1,0 +1,91 @@
+"""Batch norms merged with a convolution, compared with separate kernels, at ResNet-20's sizes.
+
+    python bench/bench_conv_norm.py [--quick] [--json]
+
+Forward: batch norm and relu, convolution, moments of the result. Backward: the gradients of the convolution's weight
+and input, and of the batch norm before it. The moments of the first batch norm come from the convolution before it, so
+the merged forward begins with its statistics.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from bench import measure
+
+import numpy as np  # isort: skip
+
+from bench.bench_norm import SHAPES
+from minidl.engine.device import Device
+
+Way = dict[str, Callable[[], object]]
+
+
+def ways(shape: tuple[int, int, int, int]) -> tuple[Way, Way]:
+    """Return the (forward, backward) of both ways for images of this shape (N, H, W, C)."""
+    cpu, random, channels = Device("cpu"), np.random.default_rng(0), shape[3]
+    x, dy = (random.standard_normal(shape, np.float32) for _ in range(2))
+    w = random.standard_normal((3, 3, channels, channels), np.float32)
+    z, y, dz, dx, none, dw = (np.empty(s, np.float32) for s in (shape, shape, shape, shape, 0, w.shape))
+    gamma, beta, mean, rstd = np.ones((4, channels), np.float32)
+    running, var, dgamma, dbeta = np.ones((4, channels), np.float32)
+    options = 1, (1, 1), (1, 1), (1, 1), True
+    x_rows, y_rows, z_rows, dz_rows, dx_rows = (a.reshape(-1, channels) for a in (x, y, z, dz, dx))
+    blocks = cpu.norm.parts(len(x_rows), channels)
+    sums, next_sums = np.empty((2, blocks, 2, channels))
+    cpu.norm._moments(x_rows, sums)
+    scratch = {
+        (op, kernel): np.empty(getattr(getattr(cpu, op), f"{kernel}_scratch")(x.shape, w.shape, *options), np.float32)
+        for op, kernel in (("conv", "forward"), ("conv", "backward_input"), ("conv", "backward_weight"),
+                           ("conv_norm", "forward"), ("conv_norm", "backward_weight"))
+    }  # fmt: skip
+    norm = gamma, beta, mean, rstd
+
+    def separate_forward() -> None:
+        cpu.norm.batch_norm(x_rows, gamma, beta, 1e-5, 0.1, x_rows[:0], True, running, var, sums, mean, rstd, z_rows)
+        cpu.conv.forward(z, w, none, none, none, none, False, *options, none, scratch["conv", "forward"], y)
+        cpu.norm._moments(y_rows, next_sums)
+
+    def merged_forward() -> None:
+        cpu.conv_norm.batch_norm(x_rows, gamma, beta, 1e-5, 0.1, x_rows[:0], True, sums, running, var, mean, rstd,
+                                 x_rows[:0])  # fmt: skip
+        cpu.conv_norm.forward(x, *norm, w, none, none, none, none, False, *options, none,
+                              scratch["conv_norm", "forward"], y, next_sums)  # fmt: skip
+
+    def separate_backward() -> None:
+        cpu.conv.backward_weight(z, dy, *options, scratch["conv", "backward_weight"], dw)
+        cpu.conv.backward_input(dy, w, none, *options, scratch["conv", "backward_input"], dz)
+        cpu.norm.batch_norm_backward(dz_rows, x_rows, *norm, True, next_sums, dx_rows, dgamma, dbeta)
+
+    def merged_backward() -> None:
+        cpu.conv_norm.backward_weight(x, *norm, dy, *options, scratch["conv_norm", "backward_weight"], dw)
+        cpu.conv_norm.backward_input(dy, w, none, x_rows, *norm, True, none, *options,
+                                     scratch["conv", "backward_input"], dz, next_sums)  # fmt: skip
+        cpu.conv_norm.batch_norm_backward(dz_rows, x_rows, *norm, True, next_sums, dx_rows, dgamma, dbeta)
+
+    return (
+        {"separate": separate_forward, "merged": merged_forward},
+        {"separate": separate_backward, "merged": merged_backward},
+    )
+
+
+def main() -> None:
+    report = measure.Report(measure.arguments(__doc__).parse_args())
+    for shape in SHAPES[-1:] if report.args.quick else SHAPES:
+        name = "x".join(map(str, shape))
+        for what, functions in zip(("forward", "backward"), ways(shape), strict=True):
+            times = report.alternate(functions)
+            for way, each in times.items():
+                print(f"{what} {name:<16}{way:<10}{1e3 * each.median:>8.3f} ms, best {1e3 * each.best:.3f}, "
+                      f"spread {each.spread:.0%}", flush=True)  # fmt: skip
+            gain = times["separate"].median / times["merged"].median
+            report.row(f"conv-norm-{what}-{name}", gain, "times separate kernels")
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
