@@ -19,7 +19,7 @@ from bench import measure  # isort: skip
 import numpy as np
 
 from minidl.engine import jit
-from minidl.kernels.conv import cpu, winograd
+from minidl.kernels.conv import cpu, winograd, winograd_gradient
 from minidl.kernels.conv.choice import F2X2_3X3, F4X4_3X3, F4X4_5X5
 
 try:
@@ -104,11 +104,12 @@ def accuracy() -> None:
         pad, none = (r // 2, r // 2), np.empty(0, np.float32)
         y, dx, dw = np.empty_like(image), np.empty_like(image), np.empty_like(kernel)
         shapes = form, image.shape, kernel.shape, pad, (1, 1)
-        scratch = [np.empty(getattr(winograd, f"{p}_scratch")(*shapes), np.float32) for p in PASSES]
+        sizes = winograd.forward_scratch, winograd.backward_input_scratch, winograd_gradient.backward_weight_scratch
+        scratch = [np.empty(size(*shapes), np.float32) for size in sizes]
         norms = winograd.no_norms(none)
         winograd.forward(form, image, kernel, none, none, none, none, False, pad, (1, 1), none, scratch[0], y, norms)
         winograd.backward_input(form, image, kernel, none, pad, (1, 1), scratch[1], dx, norms)
-        winograd.backward_weight(form, image, image, pad, (1, 1), norms.before, scratch[2], dw)
+        winograd_gradient.backward_weight(form, image, image, pad, (1, 1), norms.before, scratch[2], dw)
         found = (y, dx, dw), _float64(image, kernel)
         for kind, ours, exact in zip(PASSES, *found, strict=True):
             error = ours - exact

@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from minidl.kernels.conv import choice, planes, sizes, winograd
+from minidl.kernels.conv import choice, planes, sizes, winograd_gradient
 from minidl.kernels.conv.reference import output_size
 from minidl.kernels.matmul.blocks import MR, NR, PRODUCT_MR, block_depth, block_rows
 from minidl.kernels.matmul.cpu import B_IN_PLACE_STRIPS, PACK_A_PANELS
@@ -250,7 +250,7 @@ def _winograd_weight(
     m, _, n = planes.tile_of.py_func(form)
     channels, outputs, square = source[3], target[3], n * n
     tiles = choice.count_of.py_func(source[0], choice.tiles_of.py_func(m, *target[1:3], dilation))
-    parts, group = winograd._gradient_sizes.py_func(form, channels, outputs, tiles, dilation)[:2]
+    parts, group = winograd_gradient.gradient_sizes.py_func(form, channels, outputs, tiles, dilation)[:2]
     groups, panels = parts * _up(_up(tiles, parts), group), _up(outputs, NR)
     v, du, d = (FLOAT * square * size for size in (tiles * channels, channels * outputs, tiles * outputs))
     near = FLOAT * square * group * (channels + outputs)

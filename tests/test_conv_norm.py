@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -11,9 +11,18 @@ import pytest
 from minidl import nn, ops
 from minidl.engine.device import Device
 from minidl.engine.tensor import Tensor
+from minidl.ops.conv import with_winograd
 from minidl.program.replay import Gradient
 
 CPU = Device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def winograd() -> Iterator[None]:
+    """Allow Winograd's method, whatever other tests of this process have set."""
+    with with_winograd(True):
+        yield
+
 
 
 def conv(channels: int, outputs: int, **options: int) -> nn.Conv2d:

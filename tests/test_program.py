@@ -18,6 +18,7 @@ from minidl.engine.device import address
 from minidl.engine.jit import set_threads, threads
 from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
+from minidl.ops.conv import with_winograd
 from minidl.program.plan import plan
 from minidl.program.record import Call, Memory, Place, Recorder, Unrecordable
 from minidl.program.replay import Gradient, Prediction
@@ -147,7 +148,8 @@ def test_calls_are_fused() -> None:
     model, shape, _ = model_of("resnet20")
     x, y = batch(shape, 4)
     gradient, prediction = Gradient(model, cross_entropy), Prediction(model)
-    gradient(x, y), prediction(x)
+    with with_winograd(True):
+        gradient(x, y), prediction(x)
     (program,), (predicting,) = gradient.programs.values(), prediction.programs.values()
     assert "elementwise.copy" not in program.calls  # kernels write gradients directly into the arena
     # Of the nine relus after a shortcut, four are merged with a convolution and batch norm (test_conv_norm.py).

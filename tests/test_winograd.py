@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ops_helper import torch
 
-from minidl.kernels.conv import winograd
+from minidl.kernels.conv import winograd, winograd_gradient
 from minidl.kernels.conv.choice import DIRECT, F2X2_3X3, F4X4_3X3, F4X4_5X5, winograd_form
 from minidl.kernels.conv.transforms import EIGHT_POINTS, FOUR_POINTS, SIX_POINTS, matrices
 
@@ -72,8 +72,8 @@ def computed(form: int, a: Arrays, options: Options, finish: bool) -> Arrays:
     winograd.forward(form, a["x"], a["weight"], *end, finish, *options, none, memory, y, norms)
     memory = scratch(winograd.backward_input_scratch)
     winograd.backward_input(form, a["dy"], a["weight"], none, *options, memory, dx, norms)
-    memory = scratch(winograd.backward_weight_scratch)
-    winograd.backward_weight(form, a["x"], a["dy"], *options, norms.before, memory, dweight)
+    memory = scratch(winograd_gradient.backward_weight_scratch)
+    winograd_gradient.backward_weight(form, a["x"], a["dy"], *options, norms.before, memory, dweight)
     return dict(y=y, dx=dx, dweight=dweight)
 
 

@@ -1,7 +1,7 @@
 """Compiled convolution. Each function calls one of two kinds of kernels, which README.md and WINOGRAD.md explain:
 
 - direct.py, weight_gradient.py: the sum of the definition, for any geometry;
-- winograd.py: fewer multiplications, for some geometries (choice.py decides for which).
+- winograd.py, winograd_gradient.py: fewer multiplications, for some geometries (choice.py decides for which).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import jit, threads
 
-from . import direct, weight_gradient
+from . import direct, weight_gradient, winograd_gradient
 from . import winograd as fast
 from .choice import DIRECT, winograd_form
 from .reference import Pair, Shape, output_size
@@ -62,7 +62,7 @@ def backward_weight_scratch(
     """Return the number of elements of backward_weight's scratch."""
     form = _form(x_shape, w_shape, groups, stride, padding, dilation, winograd)
     if form != DIRECT:
-        return fast.backward_weight_scratch(form, x_shape, w_shape, padding, dilation)
+        return winograd_gradient.backward_weight_scratch(form, x_shape, w_shape, padding, dilation)
     out = output_size(x_shape, w_shape, stride, padding, dilation)
     return int(weight_gradient.scratch_size(threads(), out, x_shape, w_shape, groups, stride, padding, dilation))
 
@@ -103,6 +103,6 @@ def backward_weight(
 ) -> None:  # fmt: skip
     form = winograd_form(dy.shape[1:3], dweight.shape[:2], x.shape[3], dy.shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
-        fast.backward_weight(form, x, dy, padding, dilation, scratch[:0].reshape(0, 1), scratch, dweight)
+        winograd_gradient.backward_weight(form, x, dy, padding, dilation, scratch[:0].reshape(0, 1), scratch, dweight)
     else:
         weight_gradient.backward_weight(x, dy, groups, stride, padding, dilation, scratch, dweight)

@@ -12,9 +12,12 @@ from numpy import ndarray
 from minidl.engine.jit import jit
 
 from ..conv import winograd as fast
+from ..conv import winograd_gradient
 from ..conv.choice import F4X4_3X3, winograd_form
+from ..conv.planes import divides_outputs, group_of
 from ..conv.reference import Pair, Shape, output_size
 from ..conv.winograd import Norms
+from ..matmul.blocks import LANES
 from ..norm import cpu as norm
 from ..norm.blocks import constants_of
 from .reference import __all__ as __all__
@@ -32,10 +35,18 @@ def adds_up(images: int, out: Pair, w_shape: Shape, groups: int, stride: Pair, d
 def normalizes(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> bool:
-    """Return whether `forward` and backward_weight can normalise x."""
+    """Return whether `forward` and backward_weight can normalise x: their groups of tiles are whole images."""
     out = output_size(x_shape, w_shape, stride, padding, dilation)
-    form = winograd_form(out, w_shape[:2], w_shape[2], w_shape[3], stride, dilation, groups)
-    return winograd and fast.normalizes(form, x_shape[0], out, w_shape[2], w_shape[3], padding, dilation)
+    channels, outputs = w_shape[2:]
+    form = winograd_form(out, w_shape[:2], channels, outputs, stride, dilation, groups)
+    if not winograd or not fast.whole_tiles(form, out, dilation) or padding != (1, 1) or channels % LANES:
+        return False
+    each = (out[0] // 4) * (out[1] // 4)  # tiles of an image
+    tiles = x_shape[0] * each
+    parts, group, *_ = winograd_gradient.gradient_sizes(form, channels, outputs, tiles, dilation)
+    split = parts > 1 and tiles % parts == 0 and tiles // parts % each == 0 and group % each == 0
+    fits = group_of(36, channels, outputs, tiles) % each == 0 and not divides_outputs(36, channels, outputs, tiles)
+    return bool(split and fits)
 
 
 def forward_scratch(
@@ -49,7 +60,7 @@ def backward_weight_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
     """Return the number of elements of backward_weight's scratch."""
-    return fast.backward_weight_scratch(F4X4_3X3, x_shape, w_shape, padding, dilation, normalizes=True)
+    return winograd_gradient.backward_weight_scratch(F4X4_3X3, x_shape, w_shape, padding, dilation, normalizes=True)
 
 
 @jit
@@ -89,7 +100,7 @@ def backward_weight(
     groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
     before = _before(norm_weight, norm_bias, norm_mean, norm_rstd)
-    fast.backward_weight(F4X4_3X3, x, dy, padding, dilation, before, scratch, dweight)
+    winograd_gradient.backward_weight(F4X4_3X3, x, dy, padding, dilation, before, scratch, dweight)
 
 
 @jit

@@ -1,0 +1,205 @@
+"""The weight gradient in Winograd's form (winograd.py).
+
+It uses V, and the transposes of the steps that compute U, M and y:
+
+    D[k] (tiles, O)  =  A dy AT       dU[k] (C, O) = V[k]^T @ D[k]       dweight = GT dU G
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy import ndarray
+
+from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
+from minidl.kernels.matmul.blocks import LANES, NR
+from minidl.kernels.matmul.product import product_panel
+from minidl.kernels.matmul.tile import lanes, panel_width
+
+from .choice import F4X4_5X5, Tiles, count_of, tiles_of
+from .geometry import LINE, aligned
+from .planes import (
+    pixels_of,
+    plane_of,
+    prefetch_part,
+    round_up,
+    row_of,
+    tile_of,
+    to_planes,
+    weight_from_planes,
+)
+from .reference import Pair, output_size
+from .sizes import TILES_5X5
+from .tall import TALL_MR, tall_tile_side_by_side
+from .winograd import Shape, normalized, zeros_of
+
+
+@jit
+def _block(channels: int) -> int:
+    """Return the block size of the planes of V and D (`block` in to_planes): at most the width of a panel."""
+    return min(NR, row_of(channels))
+
+
+@jit
+def gradient_sizes(
+    form: int, channels: int, outputs: int, tiles: int, dilation: Pair
+) -> tuple[int, int, int, int, int, int]:
+    """Return six numbers: partial sums; tiles in a group; sizes of a plane of dU, of V and of D; size of a patch.
+
+    A small dU is computed as several partial sums, each over a range of tiles. They are added in order. For a large dU
+    or few tiles there is only one partial sum. In this case, the threads divide the tiles of a group among themselves
+    and transform them, then divide the planes among themselves and multiply. The number of partial sums does not depend
+    on the number of threads.
+    """
+    n = tile_of(form)[2]
+    group, parts = 64, 8 if n * n * channels * outputs <= 2**16 else 4
+    if channels * outputs > 8192 or tiles < group * parts:
+        group, parts = min(tiles, 256), 1
+    each = (tiles + parts - 1) // parts  # groups of about equal size, without a small one at the end
+    group = (each + (each + group - 1) // group - 1) // ((each + group - 1) // group)
+    du_plane = plane_of(channels, row_of(outputs))
+    v_plane = plane_of(group, round_up(channels, _block(channels)))
+    d_plane = plane_of(group, round_up(outputs, _block(outputs)))
+    patch = n * n * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
+    return parts, group, du_plane, v_plane, d_plane, patch
+
+
+@apart_jit
+def _gradient_tiles(
+    form: int, x: ndarray, dy: ndarray, tiles: Tiles, padding: Pair, first: int, count: int, at_tile: int,
+    v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray, before: ndarray,
+) -> None:  # fmt: skip
+    """Transform `count` tiles, beginning with tile `first`, and write V and D to the planes from row `at_tile` on.
+
+    before: see Norms.
+    """
+    n = tile_of(form)[2]
+    channels, outputs = x.shape[3], dy.shape[3]
+    row = max(row_of(channels), row_of(outputs))
+    patch, zeros = own[: n * n * row], own[n * n * row :][: zeros_of(form, channels, outputs, tiles[2:])]
+    zeros[:] = 0
+    if before.size:
+        band = own[own.size - count * 16 * channels :]
+        to_planes(form, False, normalized(x, tiles, first, count, before, band), tiles, padding, 0, count,
+                  v, v_plane, _block(channels), at_tile, patch, zeros)  # fmt: skip
+    else:
+        to_planes(form, False, x, tiles, padding, first, count, v, v_plane, _block(channels), at_tile, patch, zeros)
+    to_planes(form, True, dy, tiles, (0, 0), first, count, d, d_plane, _block(outputs), at_tile, patch, zeros)
+
+
+@apart_jit
+def _gradient_products(
+    begin: int, end: int, planes: int, x: ndarray, dy: ndarray, x_next: Pair, dy_next: Pair, count: int, kc: int,
+    accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
+) -> None:  # fmt: skip
+    """Compute dU[k] = V[k]^T @ D[k] for begin <= k < end: sums over `count` tiles, kc tiles at a time. If `accumulate`,
+    add them to dU[k].
+
+    Between the products, prefetch what the next group of tiles reads: the range x_next of x, and the range dy_next of
+    dy. planes: n^2
+    """
+    channels, outputs = x.shape[3], dy.shape[3]
+    v_block, d_block = _block(channels), _block(outputs)
+    v_tiles = (v_plane - LANES) // round_up(channels, v_block)
+    columns, row = panel_width(v), row_of(outputs)
+    panels = (outputs + columns - 1) // columns
+    pixels, gradients = x.reshape(-1), dy.reshape(-1)
+    for k in range(begin, end):
+        for o in range(0, outputs, columns):
+            d_at = k * d_plane + o // d_block * v_tiles * d_block + o % d_block
+            prefetch_part(pixels, x_next, k * panels + o // columns, planes * panels)
+            prefetch_part(gradients, dy_next, k * panels + o // columns, planes * panels)
+            for first in range(0, channels, v_block):
+                v_at, du_at = k * v_plane + first * v_tiles, k * du_plane + first * row + o
+                some = min(v_block, channels - first)
+                tall = some // TALL_MR * TALL_MR if row == lanes(x) else 0
+                for c in range(0, tall, TALL_MR):
+                    for t in range(0, count, kc):
+                        tall_tile_side_by_side(min(kc, count - t), accumulate or t > 0,
+                                               v, v_at + c + t * v_block, v_block, d, d_at + t * d_block, d_block,
+                                               du, du_at + c * row, row)  # fmt: skip
+                product_panel(some - tall, min(columns, outputs - o), count, kc, accumulate,
+                              v, v_at + tall, 1, v_block, d, d_at, d_block, du, du_at + tall * row, row)  # fmt: skip
+
+
+@apart_jit
+def _gradient_part(
+    form: int, x: ndarray, dy: ndarray, tiles: Tiles, padding: Pair, begin: int, end: int, group: int, own: ndarray,
+    v_plane: int, d_plane: int, du: ndarray, du_plane: int, before: ndarray,
+) -> None:  # fmt: skip
+    """Compute one partial sum of all planes: du[k] (C, O) = V[k]^T @ D[k] for the tiles `begin` to `end` - 1."""
+    _, r, n = tile_of(form)
+    total = count_of(x.shape[0], tiles)
+    v, d = own[: n * n * v_plane], own[n * n * v_plane : n * n * (v_plane + d_plane)]
+    patch = own[n * n * (v_plane + d_plane) :]
+    for first in range(begin, end, group):
+        count = min(group, end - first)
+        _gradient_tiles(form, x, dy, tiles, padding, first, count, 0, v, v_plane, d, d_plane, patch, before)
+        more = min(group, end - first - count)
+        x_next = pixels_of(x, first + count, more, total, r - 1 - padding[0])
+        _gradient_products(0, n * n, n * n, x, dy, x_next, pixels_of(dy, first + count, more, total, 0),
+                           count, count, first > begin, v, v_plane, d, d_plane, du, du_plane)  # fmt: skip
+
+
+@parallel_jit
+def backward_weight(
+    form: int, x: ndarray, dy: ndarray, padding: Pair, dilation: Pair, before: ndarray, scratch: ndarray,
+    dweight: ndarray,
+) -> None:  # fmt: skip
+    """Compute dweight (r, r, C, O) from x (N, H, W, C) and dy (N, Ho, Wo, O). before: as in `forward`."""
+    m, _, n = tile_of(form)
+    channels, outputs = x.shape[3], dy.shape[3]
+    tiles = tiles_of(m, dy.shape[1], dy.shape[2], dilation)
+    total = count_of(x.shape[0], tiles)
+    if total == 0:
+        dweight[:] = 0
+        return
+    parts, group, du_plane, v_plane, d_plane, each = gradient_sizes(form, channels, outputs, total, dilation)
+    part, pair = n * n * du_plane, n * n * (v_plane + d_plane)
+    memory = aligned(scratch)
+    du, shared = memory[: parts * part], memory[parts * part :]  # shared: V and D for all tasks if parts == 1
+    own = shared[pair:] if parts == 1 else shared
+    each += pair if parts > 1 else 0
+    each += group * 16 * channels if before.size else 0
+    tasks = own.size // each
+    # With several partial sums: one step for all of them, then one for dweight. With one partial sum: two steps for
+    # each group of tiles (transform, multiply), then one for dweight.
+    steps = 2 if parts > 1 else 2 * ((total + group - 1) // group) + 1
+    for step in range(steps):
+        end = step == steps - 1
+        transform = parts > 1 or step % 2 == 0
+        first = step // 2 * group
+        count = min(group, total - first)
+        jobs = channels if end else tasks if transform else n * n
+        for job in prange(jobs):
+            t = np.int64(job)  # see _convolve
+            if end:
+                weight_from_planes(form, parts, du, part, du_plane, t, dweight)
+            elif parts > 1:
+                for q in range(t * parts // tasks, (t + 1) * parts // tasks):
+                    _gradient_part(form, x, dy, tiles, padding, q * total // parts, (q + 1) * total // parts, group,
+                                   own[t * each : (t + 1) * each], v_plane, d_plane,
+                                   du[q * part : (q + 1) * part], du_plane, before)  # fmt: skip
+            elif transform:
+                begin = t * count // tasks
+                _gradient_tiles(form, x, dy, tiles, padding, first + begin, (t + 1) * count // tasks - begin, begin,
+                                shared, v_plane, shared[n * n * v_plane :], d_plane,
+                                own[t * each : (t + 1) * each], before)  # fmt: skip
+            else:
+                # (0, 0): no prefetch, since it is not known which thread will read the next tiles.
+                kc = TILES_5X5 if form == F4X4_5X5 else count
+                _gradient_products(t, t + 1, n * n, x, dy, (0, 0), (0, 0), count, kc, first > 0,
+                                   shared, v_plane, shared[n * n * v_plane :], d_plane, du, du_plane)  # fmt: skip
+
+
+def backward_weight_scratch(
+    form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair, normalizes: bool = False
+) -> int:
+    """Return the number of elements of backward_weight's scratch."""
+    m, _, n = tile_of(form)
+    tiles = tiles_of(m, *output_size(x_shape, w_shape, (1, 1), padding, dilation), dilation)
+    total = count_of(x_shape[0], tiles)
+    parts, group, du_plane, v_plane, d_plane, each = gradient_sizes(form, x_shape[3], w_shape[3], total, dilation)
+    each += group * 16 * x_shape[3] if normalizes else 0
+    pair = n * n * (v_plane + d_plane)
+    tasks = max(1, min(threads(), parts if parts > 1 else n * n))
+    return int(LINE + parts * n * n * du_plane + (tasks * (pair + each) if parts > 1 else pair + tasks * each))
