@@ -77,15 +77,18 @@ def test_a_short_step_leaves_a_thread_alone_that_is_on_its_own_core(every_core: 
     predict, x = prediction()
     (first, *others), seen = sorted(CORES), []
     for core in CORES:
-        os.sched_setaffinity(0, {core})  # now the thread is there
-        os.sched_setaffinity(0, CORES)
-        with watched(predict, lambda: seen.append(cores_of_all())):
-            predict(x)
-        cores = seen.pop()
-        mine = cores.pop(threading.get_native_id())
-        assert own_cores(cores) == [(other,) for other in others]
-        assert mine in ((CORES, {first}) if core == first else ({first},))  # it may have left its core in between
-        assert os.sched_getaffinity(0) == CORES
+        found = set()
+        for _ in range(20):  # the system may move the thread before the step begins
+            os.sched_setaffinity(0, {core})  # now the thread is there
+            os.sched_setaffinity(0, CORES)
+            with watched(predict, lambda: seen.append(cores_of_all())):
+                predict(x)
+            cores = seen.pop()
+            found.add(frozenset(cores.pop(threading.get_native_id())))
+            assert own_cores(cores) == [(other,) for other in others]
+            assert os.sched_getaffinity(0) == CORES
+        assert found <= {frozenset(CORES), frozenset({first})}
+        assert frozenset(CORES if core == first else {first}) in found
 
 
 def test_a_thread_that_is_started_later_has_all_cores(every_core: None) -> None:
