@@ -80,11 +80,11 @@ def without_relu(net: Net, x: Tensor) -> Tensor:
 
 # (middle, image size, images) -> how often each kernel of conv_norm is used
 USES = {
-    (plain, 32, 8): dict(forward=2, batch_norm=2, backward_input=2, batch_norm_backward=2, backward_weight=1),
-    (plain, 16, 32): dict(forward=2, batch_norm=2, backward_input=2, batch_norm_backward=2, backward_weight=1),
-    (residual, 16, 32): dict(forward=3, batch_norm=3, backward_input=3, batch_norm_backward=3, backward_weight=1),
+    (plain, 32, 8): dict(forward=2, batch_norm=2, backward_input=2, batch_norm_backward=2, backward_weight=2),
+    (plain, 16, 32): dict(forward=2, batch_norm=2, backward_input=2, batch_norm_backward=2, backward_weight=2),
+    (residual, 16, 32): dict(forward=3, batch_norm=3, backward_input=3, batch_norm_backward=3, backward_weight=2),
     (before_activation, 32, 8): dict(forward=2, batch_norm=2),
-    (read_by_two, 32, 8): dict(forward=1, batch_norm=1, backward_input=1, batch_norm_backward=1, backward_weight=0),
+    (read_by_two, 32, 8): dict(forward=2, batch_norm=1, backward_input=1, batch_norm_backward=1, backward_weight=2),
     (read_by_others, 32, 8): dict(forward=2, batch_norm=2),
     (without_relu, 32, 8): dict(forward=2, batch_norm=2),
     (plain, 28, 8): dict(),  # 7 tiles in a row: 8 tiles are no whole rows

@@ -83,10 +83,8 @@ def batch_norm(
     x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float, shortcut: ndarray, relu: bool,
     sums: ndarray, running_mean: ndarray, running_var: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    """Do the same as norm.batch_norm, with the moments of x. y may have size 0: then it is not computed."""
-    none = x[:0, 0]
-    out = y if y.size else np.empty_like(x)
-    norm.batch_norm(x, weight, bias, eps, momentum, shortcut, relu, running_mean, running_var, none, mean, rstd, out)
+    """Do the same as norm.batch_norm, with the moments of x."""
+    norm.batch_norm(x, weight, bias, eps, momentum, shortcut, relu, running_mean, running_var, x[:0], mean, rstd, y)
 
 
 def batch_norm_backward(
@@ -94,4 +92,4 @@ def batch_norm_backward(
     sums: ndarray, dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
     """Do the same as norm.batch_norm_backward, with the sums of backward_input."""
-    norm.batch_norm_backward(dy, x, weight, bias, mean, rstd, relu, x[:0, 0], dx, dweight, dbias)
+    norm.batch_norm_backward(dy, x, weight, bias, mean, rstd, relu, x[:0], dx, dweight, dbias)

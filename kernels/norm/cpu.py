@@ -209,7 +209,7 @@ def finish(
     x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float, shortcut: ndarray, relu: bool,
     partial: ndarray, running_mean: ndarray, running_var: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    """Do the rest of batch_norm after the moments. y may have size 0: then the next convolution normalises x."""
+    """Do the rest of batch_norm after the moments of x."""
     _statistics(x.shape[0], eps, momentum, running_mean, running_var, partial, mean, rstd)
     if y.size:
         _normalize(x, mean, rstd * weight, bias, shortcut, relu, y)

@@ -41,7 +41,8 @@ def batch_norm(
 
     Source: Ioffe, Szegedy 2015. shortcut: (rows, C), added before the relu as in a residual block; (0, C) for none.
     running_mean = (1 - momentum) * running_mean + momentum * mean. running_var is updated likewise, with the unbiased
-    variance (divided by rows - 1), as in PyTorch. A single row has variance 0.
+    variance (divided by rows - 1), as in PyTorch. A single row has variance 0. On the CPU, y may have size 0: then only
+    the statistics are computed.
     """
     rows, channels = x.shape
     for c in range(channels):
@@ -50,7 +51,7 @@ def batch_norm(
         unbiased = variance * rows / max(rows - 1, 1)
         running_mean[c] = (1 - momentum) * running_mean[c] + momentum * mean[c]
         running_var[c] = (1 - momentum) * running_var[c] + momentum * unbiased
-        for r in range(rows):
+        for r in range(rows if y.size else 0):
             value = (x[r, c] - mean[c]) * (rstd[c] * weight[c]) + bias[c]
             y[r, c] = _rectified(value + shortcut[r, c] if shortcut.size else value, relu)
 

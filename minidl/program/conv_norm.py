@@ -34,7 +34,7 @@ def merge_norms(calls: Calls, outputs: set[Memory]) -> None:
         elif call.name == "norm.batch_norm_backward":
             _sum_in_backward(calls, call, outputs)
     for call in calls:
-        if call.name == "conv_norm.batch_norm":
+        if call.name in ("norm.batch_norm", "conv_norm.batch_norm"):
             _normalize_in_convolutions(calls, call, outputs)
 
 
