@@ -21,7 +21,7 @@ from ..norm import reference as norm
 
 __all__ = ["backward_input", "backward_weight", "batch_norm", "batch_norm_backward", "forward"]
 
-BLOCK_ROWS = 128
+BLOCK_ROWS = 128  # as in norm/blocks.py
 
 
 def _normalized(x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray) -> ndarray:

@@ -1,7 +1,10 @@
-"""The sums of batch norm over one block of rows, in registers. cpu.py adds the sums of all blocks.
+"""Batch norm of one block of rows. cpu.py divides all rows into blocks, and adds up their sums.
 
     moments_of_block      sum of x, and of (x - m)^2, where m is the mean of the block
     gradients_of_block    sum of dy, and of dy * (x - mean)
+    normalize_rows        y = (x - mean) * scale + bias [+ shortcut] [relu]
+
+The sums are in registers. They need vector instructions (matmul/emitter.py), because LLVM would keep them in memory.
 
 A block is short, so float32 is accurate enough within it; the sums of blocks are float64. A block has about 8 KB in a
 layer with 16 channels, so the second pass over x finds it in the first-level cache.
@@ -27,7 +30,7 @@ from ..matmul.emitter import Emitter, Sums, Value, instructions
 from ..matmul.tile import lanes
 from ..reduce.rows import narrow, repeat, wide
 
-BLOCK_ROWS = 128
+BLOCK_ROWS = 128  # 8 tiles of Winograd's F(4x4,3x3)
 AHEAD = 2  # wide rows: at the beginning of a row, the cache lines of the row that follows the next one are requested
 CHAINS = 8  # independent sums: an addition takes 4 cycles, and 2 begin in each cycle
 

@@ -70,7 +70,7 @@ class Program:
         outputs = {place.memory for place in places.values()}
         step = Calls(recorder.calls)
         fuse(step, outputs)
-        if recorder.name == "cpu":
+        if recorder.name == "cpu" and recorder.gpu is None:
             merge_norms(step, outputs)
         remove_unread(step, outputs)
         write_gradients_directly(step, outputs)
