@@ -37,7 +37,8 @@ from minidl.resources import cores
 # Approximate compilation times in seconds (1 for all others): the slowest kernels begin first. Kernels with 0 begin
 # last: they consist mostly of functions that are compiled for other kernels of matmul and conv anyway.
 SECONDS = {"conv.forward": 9, "conv.backward_weight": 5, "movement.copy": 3, "matmul.nn": 2, "softmax.cross_entropy": 2,
-           "reduce.sum": 2, "matmul.nt": 0, "matmul.tn": 0, "conv.backward_input": 0}  # fmt: skip
+           "reduce.sum": 2, "norm.batch_norm": 2, "matmul.nt": 0, "matmul.tn": 0, "conv.backward_input": 0,
+           "conv_norm.forward": 0, "conv_norm.backward_input": 0, "conv_norm.backward_weight": 0}  # fmt: skip
 
 OnProgress = Callable[[int, int], None]  # called with the number of kernels that are ready, and of all kernels
 
