@@ -117,12 +117,10 @@ def _convolve_group(
     zeros = own[own.size - zeros_of(form, channels, outputs, tiles[2:]) :]
     zeros[:] = 0
     v_row, m_row = row_of(channels), row_of(outputs)
-    if norms.before.size:
-        band, patch = patch[: count * 16 * channels], patch[count * 16 * channels :]
-        to_planes(form, False, normalized(x, tiles, first, count, norms.before, band), tiles, padding, 0, count,
-                  v, v_plane, v_row, 0, patch, zeros)  # fmt: skip
-    else:
-        to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_row, 0, patch, zeros)
+    band = count * 16 * channels if norms.before.size else 0
+    images, tile = normalized(x, tiles, first, count, norms.before, patch[:band])
+    patch = patch[band:]
+    to_planes(form, False, images, tiles, padding, tile, count, v, v_plane, v_row, 0, patch, zeros)
     columns, kc = panel_width(x), KC_5X5 if form == F4X4_5X5 else channels
     total = count_of(x.shape[0], tiles)
     following = pixels_of(x, first + count, more, total, r - 1 - padding[0])
@@ -146,16 +144,20 @@ def _convolve_group(
 
 
 @apart_jit
-def normalized(x: ndarray, tiles: Tiles, first: int, count: int, before: ndarray, band: ndarray) -> ndarray:
-    """Normalise and rectify the images of x (N, H, W, C) that the tiles [first, first + count) cover, in `band`.
+def normalized(
+    x: ndarray, tiles: Tiles, first: int, count: int, before: ndarray, band: ndarray
+) -> tuple[ndarray, int]:
+    """Return images that contain `count` tiles of x (N, H, W, C), and the first of these tiles in the images.
 
-    The tiles cover whole images. before: see Norms.
+    Unless `before` (see Norms) is empty, the tiles cover whole images. These are normalised and rectified in `band`.
     """
+    if before.size == 0:
+        return x, first
     _, height, width, channels = x.shape
     image, images = first // (tiles[0] * tiles[1]), count // (tiles[0] * tiles[1])
     rows, none = x[image : image + images].reshape(-1, channels), np.empty((0, channels), x.dtype)
     normalize_rows(rows, before[0], before[1], before[2], none, True, band.reshape(-1, channels))
-    return band.reshape(images, height, width, channels)
+    return band.reshape(images, height, width, channels), 0
 
 
 @apart_jit

@@ -77,12 +77,9 @@ def _gradient_tiles(
     row = max(row_of(channels), row_of(outputs))
     patch, zeros = own[: n * n * row], own[n * n * row :][: zeros_of(form, channels, outputs, tiles[2:])]
     zeros[:] = 0
-    if before.size:
-        band = own[own.size - count * 16 * channels :]
-        to_planes(form, False, normalized(x, tiles, first, count, before, band), tiles, padding, 0, count,
-                  v, v_plane, _block(channels), at_tile, patch, zeros)  # fmt: skip
-    else:
-        to_planes(form, False, x, tiles, padding, first, count, v, v_plane, _block(channels), at_tile, patch, zeros)
+    band = own[own.size - count * 16 * channels if before.size else own.size :]
+    images, tile = normalized(x, tiles, first, count, before, band)
+    to_planes(form, False, images, tiles, padding, tile, count, v, v_plane, _block(channels), at_tile, patch, zeros)
     to_planes(form, True, dy, tiles, (0, 0), first, count, d, d_plane, _block(outputs), at_tile, patch, zeros)
 
 

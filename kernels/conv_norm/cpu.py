@@ -6,7 +6,6 @@ kernels of conv and norm: a step with these kernels has the same bits as one wit
 
 from __future__ import annotations
 
-import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import jit
@@ -65,11 +64,8 @@ def backward_weight_scratch(
 
 @jit
 def _before(weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray) -> ndarray:
-    """Return mean, scale and bias of a batch norm (3, C); (0, C) if the mean has size 0."""
-    before = np.empty((3 if mean.size else 0, mean.size), mean.dtype)
-    if mean.size:
-        before[0], before[1], before[2] = mean, rstd * weight, bias
-    return before
+    """Return mean, scale and bias of a batch norm (3, C). C is 0 or, as `normalizes` demands, whole vectors."""
+    return constants_of(mean, rstd * weight, bias).reshape(3, mean.size)
 
 
 @jit

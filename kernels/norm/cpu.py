@@ -94,12 +94,6 @@ def _tasks(partial: ndarray) -> int:
 
 
 @jit
-def _blocks_of_task(partial: ndarray, task: int, tasks: int) -> ndarray:
-    blocks = partial.shape[0]
-    return partial[blocks * task // tasks : blocks * (task + 1) // tasks]
-
-
-@jit
 def _first_block(partial: ndarray, task: int, tasks: int) -> int:
     return partial.shape[0] * task // tasks
 
@@ -109,7 +103,7 @@ def _count(partial: ndarray, task: int, tasks: int) -> int:
     return partial.shape[0]
 
 
-by_tasks = in_parts(_tasks, _blocks_of_task, first=_first_block, blocks=_count)
+by_tasks = in_parts(_tasks, _block, first=_first_block, blocks=_count)
 
 
 @jit
@@ -200,8 +194,7 @@ def batch_norm(
     running_mean: ndarray, running_var: ndarray, partial: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
     _moments(x, partial)
-    finish(x, weight, bias, eps, momentum, shortcut, relu, partial, running_mean, running_var, mean,
-                            rstd, y)  # fmt: skip
+    finish(x, weight, bias, eps, momentum, shortcut, relu, partial, running_mean, running_var, mean, rstd, y)
 
 
 @jit

@@ -20,7 +20,7 @@ import numpy as np
 
 from minidl.engine.device import Device
 from minidl.program.dependence import Calls, accesses
-from minidl.program.record import Call, Memory, Place
+from minidl.program.record import EMPTY, Call, Memory, Place, parameters
 
 NORM = "weight", "bias", "mean", "rstd"  # what a convolution needs to know of a batch norm
 OPTIONS = "groups", "stride", "padding", "dilation", "winograd"
@@ -143,13 +143,13 @@ def _scratch(size: int, dtype: np.dtype[Any]) -> Place:
 
 def _empty(dtype: np.dtype[Any], *shape: int) -> Place:
     """Return an argument that is not used."""
-    return Place(Memory(np.zeros(1, np.uint8), "constant"), 0, np.empty(shape, dtype))
+    return Place(EMPTY, 0, np.empty(shape, dtype))
 
 
 def _renamed(call: Call, kernel: str, *more: Mapping[str, Any], **replaced: Any) -> Call:
     """Return a call of a kernel of conv_norm with the arguments of `call`, of which some are replaced or added."""
     function = getattr(Device("cpu").conv_norm, kernel)
-    code, every = function.py_func.__code__, dict(call.arguments)
+    every = dict(call.arguments)
     for some in (*more, replaced):
         every |= some
-    return Call(f"conv_norm.{kernel}", function, {name: every[name] for name in code.co_varnames[: code.co_argcount]})
+    return Call(f"conv_norm.{kernel}", function, {name: every[name] for name in parameters(function) or ()})

@@ -46,7 +46,7 @@ class Memory:
         self.array, self.name, self.nbytes = array, name, array.nbytes
 
 
-_EMPTY = Memory(np.zeros(1, np.uint8), "constant")  # the memory of all arrays of size 0
+EMPTY = Memory(np.zeros(1, np.uint8), "constant")  # the memory of all arrays of size 0
 
 
 class Place(NamedTuple):
@@ -254,7 +254,7 @@ class Recorder(Device):
 
     def record(self, name: str, function: Any, *arguments: Any) -> None:
         """Append a call. Raises Unrecordable if the kernel is not a Numba function, or if `place` refuses an array."""
-        names = tuple(inspect.signature(function).parameters) if self.gpu else _parameters(function)
+        names = tuple(inspect.signature(function).parameters) if self.gpu else parameters(function)
         if names is None:
             self.refuse(f"{name} is not a Numba function")
         constants = name == "movement.copy"
@@ -273,7 +273,7 @@ class Recorder(Device):
         if not array.flags.c_contiguous:
             self.refuse("an array is not contiguous")
         if not array.size:  # an optional argument that is not used
-            return Place(_EMPTY, 0, array)
+            return Place(EMPTY, 0, array)
         whole = self._places.get(id(array.base))
         if whole is not None and whole.like.nbytes == array.nbytes:  # the same array in another shape
             return Place(whole.memory, whole.offset, array)
@@ -289,7 +289,7 @@ class Recorder(Device):
 
 
 @functools.cache
-def _parameters(kernel: Any) -> tuple[str, ...] | None:
+def parameters(kernel: Any) -> tuple[str, ...] | None:
     """Return the names of a kernel's parameters, or None if it is not a Numba function."""
     return tuple(inspect.signature(kernel.py_func).parameters) if hasattr(kernel, "py_func") else None
 
