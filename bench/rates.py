@@ -28,26 +28,30 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from minidl.engine import jit as engine
-from minidl.engine.jit import VECTOR_BYTES, parallel_jit, prange
+from minidl.engine.jit import HAS_AMX, VECTOR_BYTES, parallel_jit, prange
+from minidl.kernels.matmul import amx
 from minidl.resources import caches
 
 LEVELS = "L1", "L2", "L3", "memory"
 L1, L2, L3, MEMORY = range(4)
 USUAL = {1: 32 << 10, 2: 1 << 20, 3: 32 << 20}  # bytes, for caches whose size is unknown
 PER_TURN = 4e6  # bytes that a thread moves in a turn, at least
+TILE_BLOCKS = 2  # blocks of 32 k: then the operands, 24 KB, are in L1
 UNROLL = 8  # vectors that are loaded before the loop continues
 
 
 class Rates(NamedTuple):
     """What a number of threads does per second, and the bytes of the caches for each of them.
 
-    fma: multiply-adds of float32. read, copy: bytes of each level; copied bytes count twice, read and written.
+    fma: multiply-adds of float32; tiles: the same on AMX, from parts (kernels/matmul/amx.py), 0 without AMX.
+    read, copy: bytes of each level; copied bytes count twice, read and written.
     start: seconds from one parallel loop to the next; asleep: the same if the threads had fallen asleep before.
     """
 
     threads: int
     capacity: tuple[int, int, int]
     fma: float
+    tiles: float
     read: tuple[float, ...]
     copy: tuple[float, ...]
     start: float
@@ -108,6 +112,30 @@ def _nothing(sink: np.ndarray) -> None:
         sink[thread, 0] = 0
 
 
+@parallel_jit
+def _multiply_tiles(operands: np.ndarray, sums: np.ndarray, times: int) -> None:
+    for thread in prange(sums.shape[0]):
+        amx.begin_tiles(amx.SHAPES)
+        for _ in range(times):
+            amx.multiply(amx.SIDE, amx.SIDE, TILE_BLOCKS, False, operands[thread], 0, operands[thread],
+                         TILE_BLOCKS * amx.BLOCK, sums[thread], 0, amx.SIDE)  # fmt: skip
+        amx.end_tiles(amx.SHAPES)
+
+
+def tile_loop(threads: int) -> tuple[Callable[[], object], float]:
+    """Return (a function that only multiplies tiles in L1, its number of multiply-adds of float32).
+
+    The operands are random: with zeros, the CPU needs less power, and its clock rate is up to 40% higher.
+    """
+    depth, times = TILE_BLOCKS * amx.SIDE, 2000
+    numbers = np.random.default_rng(0).standard_normal(2 * amx.SIDE * depth, np.float32)
+    operands, sums = rows(threads, 8 * TILE_BLOCKS * amx.BLOCK), rows(threads, 4 * amx.SIDE**2)
+    for own in operands:
+        amx.split_strip(numbers, 0, depth, amx.SIDE, depth, own, 0)
+        amx.split_panels(numbers, amx.SIDE * depth, amx.SIDE, amx.SIDE, depth, own, TILE_BLOCKS * amx.BLOCK)
+    return lambda: _multiply_tiles(operands, sums, times), float(threads * times * depth * amx.SIDE**2)
+
+
 def rows(threads: int, nbytes: int) -> np.ndarray:
     """Return an array (threads, n) of about `nbytes` per thread; each row is a whole number of unrolled vectors."""
     n = max(1, nbytes // (UNROLL * VECTOR_BYTES)) * UNROLL * VECTOR_BYTES // 4
@@ -164,7 +192,11 @@ def measure_rates(report: measure.Report, threads: int) -> Rates:
         start, asleep = wake_up(threads)
         loop, operations = measure.peak_loop(threads)
         fma = operations / 2 / report.alternate({"": loop})[""].best
-        return Rates(threads, capacity(threads), fma, tuple(read), tuple(copied), start, asleep)
+        tiles = 0.0
+        if HAS_AMX:
+            loop, operations = tile_loop(threads)
+            tiles = operations / report.alternate({"": loop})[""].best
+        return Rates(threads, capacity(threads), fma, tiles, tuple(read), tuple(copied), start, asleep)
     finally:
         engine.set_threads(before)
 
@@ -172,9 +204,10 @@ def measure_rates(report: measure.Report, threads: int) -> Rates:
 def describe(rates: Rates) -> str:
     """Return the rates as three lines of text."""
     each = [f"{name} {read / 1e9:.0f} / {copy / 1e9:.0f}" for name, read, copy in zip(LEVELS, rates.read, rates.copy)]
+    on_amx = f", on AMX {rates.tiles / 1e9:.0f}" if rates.tiles else ""
     sizes = ", ".join(f"{name} {size >> 10} KiB" for name, size in zip(LEVELS, rates.capacity))
     return (
-        f"{rates.threads} threads: {rates.fma / 1e9:.0f} G multiply-adds/s; caches for each thread: {sizes}\n"
+        f"{rates.threads} threads: {rates.fma / 1e9:.0f} G multiply-adds/s{on_amx}; caches for each thread: {sizes}\n"
         f"  read / copy in GB/s: {', '.join(each)}\n"
         f"  start of a parallel loop: {rates.start * 1e6:.1f} us, if the threads sleep {rates.asleep * 1e6:.0f} us"
     )

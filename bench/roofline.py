@@ -13,7 +13,8 @@ multiply-adds per second and its bytes per second. The kernel takes at least
 Here the second term exists four times: once for L1, L2, L3 and memory, with the bytes that come from this level or from
 beyond it. The terms are not added, because a core computes and loads at the same time.
 
-An example that one can check by hand: the second layer of the MLP, out (128, 512) = a (128, 512) @ b (512, 512).
+An example that one can check by hand: the second layer of the MLP, out (128, 512) = a (128, 512) @ b (512, 512), on
+vectors (on AMX, with MINIDL_ISA=avx512).
 
     multiply-adds   128 * 512 * 512                                    33.6 million
     L1              11 strips of 12 rows x 16 panels of 32 columns = 176 tiles; for each of 512 products a tile loads
@@ -69,6 +70,7 @@ SHAPES = {"mlp": (28, 28, 1), "lenet": (28, 28, 1)}  # of images; (32, 32, 3) fo
 BATCHES = {"mlp": 128, "lenet": 64, "vgg": 64, "resnet20": 128}
 STARTS = "start of threads"
 ARITHMETIC = "multiply-adds"
+TILES = "multiply-adds on AMX"
 EVENTS = {"instructions": "instructions", "L1-dcache-load-misses": "loads missed L1", "cache-misses": "missed L3"}
 
 
@@ -82,7 +84,8 @@ class Bound(NamedTuple):
 
 def seconds_of(work: Work, rates: Rates) -> dict[str, float]:
     """Return the least seconds that each limit allows, with the threads of `rates`."""
-    found = {ARITHMETIC: work.multiply_adds / rates.fma}
+    tiles = work.on_amx and rates.tiles > 0
+    found = {TILES if tiles else ARITHMETIC: work.multiply_adds / (rates.tiles if tiles else rates.fma)}
     for level, name in enumerate(LEVELS):
         if level < MEMORY and not rates.capacity[level]:
             continue

@@ -22,12 +22,14 @@ from typing import Any, NamedTuple
 
 from minidl.kernels.conv import choice, planes, sizes, winograd_gradient
 from minidl.kernels.conv.reference import output_size
+from minidl.kernels.matmul.amx import SIDE
+from minidl.kernels.matmul.amx_product import DEPTH, block_of_strips, uses_amx
 from minidl.kernels.matmul.blocks import MR, NR, PRODUCT_MR, block_depth, block_rows
 from minidl.kernels.matmul.cpu import B_IN_PLACE_STRIPS, PACK_A_PANELS
 from minidl.program.dependence import FIRST_WRITTEN
 from minidl.program.table import Operand
 
-FLOAT = 4  # bytes
+FLOAT, PARTS = 4, 6  # bytes of a number, and of its parts on AMX
 SCRATCH = "packed", "scratch", "partial", "sums"  # memory of the kernel itself: `work` counts how it is used
 READ_TWICE = {"norm.batch_norm": ("x",), "norm.batch_norm_backward": ("dy", "x"), "norm.affine_backward": ("dy", "x")}
 RUNNING = "running_mean", "running_var"
@@ -46,10 +48,11 @@ class Stream(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a call does. multiply_adds: of float32 numbers, by the algorithm that the kernel uses."""
+    """What a call does. multiply_adds: of float32 numbers, by the algorithm that the kernel uses. on_amx: where."""
 
     multiply_adds: float
     streams: list[Stream]
+    on_amx: bool = False
 
     def beyond(self, size: float) -> tuple[float, float]:
         """Return the bytes (read, written) that a cache of this size per core does not hold."""
@@ -125,11 +128,15 @@ def work(name: str, arguments: Mapping[str, Any], distances: Mapping[str, float]
     if op == "matmul":
         rows, columns = shapes["out"]
         depth = shapes["a"][0 if name == "matmul.tn" else 1]
-        more = product(rows, columns, depth, threads, name == "matmul.nt", "packed" in arrays)
-        return Work(float(rows * columns * depth), streams + more)
+        amx = uses_amx.py_func(rows, columns, depth)
+        if amx:
+            more = product_on_amx(rows, columns, depth, threads, "packed" in arrays)
+        else:
+            more = product(rows, columns, depth, threads, name == "matmul.nt", "packed" in arrays)
+        return Work(float(rows * columns * depth), streams + more, amx)
     if op.startswith("conv") and "batch_norm" not in kernel:
-        multiply_adds, more = _convolution(kernel, shapes, arguments, threads)
-        return Work(multiply_adds, streams + more)
+        inside = _convolution(kernel, shapes, arguments, threads)
+        return Work(inside.multiply_adds, streams + inside.streams, inside.on_amx)
     return Work(0.0, streams)
 
 
@@ -165,9 +172,23 @@ def product(
     ]
 
 
+def product_on_amx(rows: int, columns: int, depth: int, threads: int, packed: bool = False) -> list[Stream]:
+    """Return what kernels/matmul/amx_product.py moves: numbers of PARTS bytes, in strips and panels of SIDE."""
+    mine = (rows, _up(columns, threads)) if columns >= rows else (_up(rows, threads), columns)
+    block = SIDE * block_of_strips.py_func(*mine)
+    strips, panels, blocks, again = _up(rows, SIDE), _up(columns, SIDE), _up(mine[0], block), _up(depth, DEPTH) - 1
+    a, b, out = PARTS * rows * depth, PARTS * columns * depth, FLOAT * rows * columns
+    copies = threads if columns >= rows else 1  # threads that split all of a
+    return [
+        Stream(a * panels, a * copies, PARTS * DEPTH * block),
+        Stream(b * strips, 0 if packed else b * blocks, 2 * PARTS * DEPTH * SIDE),
+        Stream(out * again, out * again, FLOAT * block * mine[1]),
+    ]
+
+
 def _convolution(
     kernel: str, shapes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any], threads: int
-) -> tuple[float, list[Stream]]:
+) -> Work:
     """Return the multiply-adds of a convolution, and what it moves within the call."""
     weight = shapes.get("weight") or shapes["dweight"]
     groups, stride, dilation = (arguments[key] for key in ("groups", "stride", "dilation"))
@@ -186,11 +207,12 @@ def _convolution(
     multiply_adds = float(pixels * math.prod(weight))
     if kernel == "backward_weight":
         block = max(1, sizes.WEIGHT_KC // stride[1])
-        return multiply_adds, _direct_weight(pixels, block, math.prod(weight[:3]), weight[3], groups, math.prod(source))
+        moved = _direct_weight(pixels, block, math.prod(weight[:3]), weight[3], groups, math.prod(source))
+        return Work(multiply_adds, moved)
     depth = weight[0] * weight[1] * channels // groups / (stride[0] * stride[1] if backward else 1)
     rows = images * high * wide if backward else pixels
     padded = arguments["padding"] != (0, 0)
-    return multiply_adds, _direct(rows, depth, outputs // groups, groups, math.prod(source), padded)
+    return Work(multiply_adds, _direct(rows, depth, outputs // groups, groups, math.prod(source), padded))
 
 
 def _direct(rows: int, depth: float, columns: int, groups: int, source: int, padded: bool) -> list[Stream]:
@@ -224,7 +246,7 @@ def _direct_weight(pixels: int, block: int, rows: int, outputs: int, groups: int
 
 def _winograd(
     form: int, source: tuple[int, ...], target: tuple[int, ...], dilation: tuple[int, int]
-) -> tuple[float, list[Stream]]:
+) -> Work:
     """Return multiply-adds and traffic of Winograd's forward pass or data gradient (names as in winograd.py)."""
     m, _, n = planes.tile_of.py_func(form)
     channels, outputs, square = source[3], target[3], n * n
@@ -234,18 +256,30 @@ def _winograd(
     v, u, products = (FLOAT * square * size for size in (tiles * channels, channels * outputs, tiles * outputs))
     near = FLOAT * square * group * (channels + outputs)  # V and M of a group
     panel = FLOAT * square * panels * NR * channels  # a row of tiles reads this much of U
-    return float(square * tiles * channels * outputs), [
+    multiply_adds, amx = float(square * tiles * channels * outputs), choice.on_amx.py_func(channels, outputs, tiles)
+    halo = Stream((square / m**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * n * source[2] * channels)
+    if amx:  # V is read once, and split; M replaces it
+        near, strips = FLOAT * square * group * max(channels, outputs), PARTS * group * channels
+        return Work(multiply_adds, [
+            Stream(v, v, near),
+            Stream(v * PARTS / FLOAT * panels, v * PARTS / FLOAT, strips),
+            Stream(products, products, near),
+            Stream(u * PARTS / FLOAT * groups, u * (1 + PARTS / FLOAT), near + u * PARTS / FLOAT),
+            Stream(u * PARTS / FLOAT * groups * (_up(group, SIDE) - 1), 0, strips + PARTS * SIDE * channels),
+            halo,
+        ], True)  # fmt: skip
+    return Work(multiply_adds, [
         Stream(v * panels, v, near),
         Stream(products, products, near),
         Stream(panel * groups * (_up(group, PRODUCT_MR) - 1), 0, FLOAT * channels * (NR + PRODUCT_MR)),
         Stream(u * groups, u, near + u),
-        Stream((square / m**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * n * source[2] * channels),
-    ]
+        halo,
+    ])  # fmt: skip
 
 
 def _winograd_weight(
     form: int, source: tuple[int, ...], target: tuple[int, ...], dilation: tuple[int, int]
-) -> tuple[float, list[Stream]]:
+) -> Work:
     """Return multiply-adds and traffic of Winograd's weight gradient: dU[k] = V[k]^T @ D[k] for n^2 planes."""
     m, _, n = planes.tile_of.py_func(form)
     channels, outputs, square = source[3], target[3], n * n
@@ -255,10 +289,21 @@ def _winograd_weight(
     v, du, d = (FLOAT * square * size for size in (tiles * channels, channels * outputs, tiles * outputs))
     near = FLOAT * square * group * (channels + outputs)
     panels_of_d = FLOAT * square * panels * NR * tiles  # a strip of V^T reads this much of D
-    return float(square * tiles * channels * outputs), [
+    again, amx = _up(channels, PRODUCT_MR) - 1, choice.gradient_on_amx.py_func(channels, outputs, tiles)
+    products = [
         Stream(v * panels, v, near),
         Stream(d, d, near),
-        Stream(panels_of_d * (_up(channels, PRODUCT_MR) - 1), 0, FLOAT * group * (NR + PRODUCT_MR)),
+        Stream(panels_of_d * again, 0, FLOAT * group * (NR + PRODUCT_MR)),
+    ]
+    if amx:  # V and D are read once, and split
+        strips = PARTS * group * channels
+        products = [
+            Stream(v + d, v + d, near),
+            Stream(v * PARTS / FLOAT * panels, v * PARTS / FLOAT, strips),
+            Stream(d * PARTS / FLOAT * _up(channels, SIDE), d * PARTS / FLOAT, PARTS * group * SIDE),
+        ]
+    return Work(float(square * tiles * channels * outputs), [
+        *products,
         Stream(du * (groups - parts), du * groups, near + du),
         Stream((square / m**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * n * source[2] * channels),
-    ]
+    ], amx)  # fmt: skip

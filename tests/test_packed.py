@@ -67,7 +67,7 @@ def test_a_product_reads_packed_weights_and_gives_the_same_bits(rows: int, dtype
     a, b = (random.standard_normal(shape).astype(dtype) for shape in ((rows, depth), (depth, columns)))
     bias, none = random.standard_normal(columns).astype(dtype), np.empty(0, dtype)
     scratch = np.empty(MATMUL.nn_scratch(rows, columns, depth), dtype)
-    packed = np.zeros(MATMUL.packed_size(columns, depth), dtype)
+    packed = np.zeros(MATMUL.packed_size(rows, columns, depth), dtype)
 
     def product(a: np.ndarray, b: np.ndarray, packed: np.ndarray) -> bytes:
         out = np.full((rows, columns), np.nan, dtype)

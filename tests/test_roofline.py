@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,6 +42,30 @@ def arrays(**shapes: tuple[int, ...]) -> dict[str, Operand]:
 
 def far(arguments: dict[str, object]) -> dict[str, float]:
     return dict.fromkeys(arguments, math.inf)
+
+
+@pytest.fixture(autouse=True)
+def vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the model describe the kernels for vectors on each machine."""
+    never = SimpleNamespace(py_func=lambda *_: False)
+    monkeypatch.setattr(traffic, "uses_amx", never)
+    monkeypatch.setattr(traffic.choice, "on_amx", never)
+    monkeypatch.setattr(traffic.choice, "gradient_on_amx", never)
+
+
+def test_a_product_on_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "uses_amx", SimpleNamespace(py_func=lambda *_: True))
+    given = arrays(a=(128, 512), b=(512, 512), bias=(512,), packed=(0,), scratch=(99,), out=(128, 512))
+    work = traffic.work("matmul.nn", given, far(given), 1)
+    assert work.multiply_adds == 128 * 512 * 512 and work.on_amx
+    # 4 strips x 16 panels, 6 bytes for each number; four pieces of 128 products
+    strips, panels, out = 16 * 128 * 512 * 6, 4 * 512 * 512 * 6, 128 * 512 * 4
+    assert work.beyond(32 * KIB)[0] - work.beyond(1 << 30)[0] == strips + panels + 3 * out
+    assert work.beyond(80 * KIB)[0] - work.beyond(1 << 30)[0] == strips + 3 * out  # panel and strip, 48 KiB, fit
+    assert work.beyond(32 * KIB)[1] - work.beyond(1 << 30)[1] == (128 * 512 + 512 * 512) * 6 + 3 * out
+    one = rates(1)
+    assert roofline.seconds_of(work, one)[roofline.TILES] == 128 * 512 * 512 / one.tiles
+    assert roofline.seconds_of(work, one._replace(tiles=0.0))[roofline.ARITHMETIC] == 128 * 512 * 512 / one.fma
 
 
 def test_a_product() -> None:
@@ -144,7 +169,8 @@ def test_a_kernel_without_products() -> None:
 def rates(threads: int = 1, start: float = 0.0) -> Rates:
     """Return round rates: 10^9 multiply-adds per second and thread; 8, 4, 2 and 1 GB/s; half as much for copies."""
     read = tuple(threads * x * 1e9 for x in (8, 4, 2, 1))
-    return Rates(threads, (100, 1000, 10000), threads * 1e9, read, tuple(x / 2 for x in read), start, start)
+    copy = tuple(x / 2 for x in read)
+    return Rates(threads, (100, 1000, 10000), threads * 1e9, threads * 2e9, read, copy, start, start)
 
 
 @pytest.mark.parametrize("streams, products, seconds, limit", [

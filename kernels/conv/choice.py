@@ -21,7 +21,7 @@ depend on the other images of its batch.
 
 from __future__ import annotations
 
-from minidl.engine.jit import jit
+from minidl.engine.jit import HAS_AMX, jit
 
 from .reference import Pair
 
@@ -29,6 +29,7 @@ Tiles = tuple[int, int, int, int]
 
 DIRECT, F4X4_3X3, F2X2_3X3, F4X4_5X5 = 0, 1, 2, 3
 FEWEST_CHANNELS = 16
+AMX_CHANNELS, AMX_GRADIENT_CHANNELS, AMX_TILES = 32, 128, 64  # with fewer, vectors are as fast as AMX
 GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as many multiplications
 
 
@@ -71,3 +72,15 @@ def winograd_form(
     if r == 5:
         return F4X4_5X5
     return F4X4_3X3 if four <= two else F2X2_3X3
+
+
+@jit
+def on_amx(channels: int, outputs: int, tiles: int) -> bool:
+    """Return whether Winograd's products for y and dx of float32 numbers are computed on AMX (winograd_amx.py)."""
+    return HAS_AMX and min(channels, outputs) >= AMX_CHANNELS and tiles >= AMX_TILES
+
+
+@jit
+def gradient_on_amx(channels: int, outputs: int, tiles: int) -> bool:
+    """Return whether Winograd's products for dweight of float32 numbers are computed on AMX."""
+    return HAS_AMX and min(channels, outputs) >= AMX_GRADIENT_CHANNELS and tiles >= AMX_TILES

@@ -42,7 +42,7 @@ def packed_size(
     """Return the number of elements of forward's `packed`."""
     form = _form(x_shape, w_shape, groups, stride, padding, dilation, winograd)
     if form != DIRECT:
-        return fast.packed_size(form, w_shape)
+        return fast.packed_size(form, x_shape, w_shape, padding, dilation)
     return int(direct.packed_size(w_shape, groups, stride, padding, dilation))
 
 

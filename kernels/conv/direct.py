@@ -21,12 +21,13 @@ import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
+from minidl.kernels.matmul.blocks import LINE, aligned
 from minidl.kernels.matmul.tile import panel, panel_width
 
 from . import geometry
 from .blocks import Cut, block_at, copy_size, cut_into_blocks, gather, place, row_of_outputs
 from .channels import channel_panel, channel_width
-from .geometry import LINE, Layer, aligned, bundle_of, by_channels, ceildiv, forward_axis, gradient_axis, layer_of
+from .geometry import Layer, bundle_of, by_channels, ceildiv, forward_axis, gradient_axis, layer_of
 from .reference import Pair, Shape
 from .rows import fill_end, finish_rows, spread_rows
 from .sizes import CHUNK, KC, MAX_BUNDLE, MC, NR, SERIAL

@@ -32,8 +32,6 @@ from minidl.kernels.matmul.tile import lanes, panel_width
 from .reference import Pair, Shape
 from .sizes import MAX_BUNDLE, NR
 
-LINE = 16  # float32 numbers in a cache line; scratch sizes include as many spare numbers, which `aligned` may skip
-
 
 class Layer(NamedTuple):
     """The channels and the options of a convolution. Each group computes `outer` channels from `inner` channels.
@@ -178,9 +176,3 @@ def span(axis: Axis, outputs: int) -> int:
 def inside(axis: Axis) -> bool:
     """Return whether no output reads beyond the ends of the source."""
     return axis.offset >= 0 and axis.offset + span(axis, axis.pixels) <= axis.source
-
-
-@jit
-def aligned(scratch: ndarray) -> ndarray:
-    """Return the part of scratch that begins on a cache line: a vector across two lines costs two loads."""
-    return scratch[(-scratch.ctypes.data % 64) // scratch.itemsize :]

@@ -15,7 +15,7 @@ from minidl.kernels.matmul.blocks import LANES, NR
 from minidl.kernels.matmul.emitter import prefetch
 from minidl.kernels.matmul.tile import lanes
 
-from .choice import F2X2_3X3, F4X4_3X3, Tiles
+from .choice import F2X2_3X3, F4X4_3X3, Tiles, on_amx
 from .reference import Pair
 from .sizes import FEW_TILES, GROUP_SIZE, LARGE_U
 from .transforms import (
@@ -82,15 +82,17 @@ def divides_outputs(planes: int, channels: int, outputs: int, tiles: int) -> boo
 def group_of(planes: int, channels: int, outputs: int, tiles: int) -> int:
     """Return the number of tiles in a group: tiles that are transformed and multiplied together. planes: n^2
 
-    The number of groups is a multiple of 4 if possible, so that two or four threads have equal work.
+    The number of groups is a multiple of 4 if possible, so that two or four threads have equal work. On AMX, a group is
+    a multiple of 16 tiles, as many as a tile of AMX has rows.
     """
     if divides_outputs(planes, channels, outputs, tiles):
         return tiles
     size = GROUP_SIZE if planes * channels * outputs <= GROUP_SIZE else 3 * GROUP_SIZE
     fitting = size // (planes * (channels + outputs))
-    group = max(16, min(64, fitting // 8 * 8))
+    step = 16 if on_amx(channels, outputs, tiles) else 8
+    group = max(16, min(64, fitting // step * step))
     groups = max(1, round_up((tiles + group - 1) // group, 4))
-    return max(1, min(tiles, round_up((tiles + groups - 1) // groups, 8)))
+    return max(1, min(tiles, round_up((tiles + groups - 1) // groups, step)))
 
 
 # -- tiles, into planes and out of them ---------------------------------------------------------------------------
@@ -263,11 +265,13 @@ def from_planes(
 
 
 @apart_jit
-def weight_to_planes(form: int, weight: ndarray, flip: bool, block: int, u: ndarray, plane: int) -> None:
+def weight_to_planes(
+    form: int, weight: ndarray, flip: bool, block: int, u: ndarray, plane: int, rows: int, row: int
+) -> None:
     """Write G g GT to the planes of u, for one vector of input channels: vector number `block`.
 
-    A plane of u consists of panels (C, panel width). With `flip` (for dx), the kernel g is rotated by 180 degrees, and
-    input and output channels are exchanged.
+    A plane of u consists of panels (`rows`, panel width); the channels go to the rows `row`, row + 1, ... With `flip`
+    (for dx), the kernel g is rotated by 180 degrees, and input and output channels are exchanged.
     """
     r = weight.shape[0]
     vector = lanes(weight)
@@ -297,7 +301,7 @@ def weight_to_planes(form: int, weight: ndarray, flip: bool, block: int, u: ndar
             source, at, step = flat, (first + c) * outputs + o, channels * outputs
             if through:
                 source, at, step = patch, c * vector, vector * vector
-            to = o // panel_columns * panel_columns * channels + (first + c) * panel_columns + o % panel_columns
+            to = o // panel_columns * panel_columns * rows + (row + c) * panel_columns + o % panel_columns
             _weight(n, source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
 
 

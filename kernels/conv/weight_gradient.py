@@ -24,11 +24,12 @@ import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
+from minidl.kernels.matmul.blocks import LINE, aligned
 from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
 from .blocks import Block, Cut, block_at, clear, copy, copy_pixels, copy_size, cut_into_blocks, gather, place
 from .channels import channel_panel, channel_width
-from .geometry import LINE, Layer, aligned, bundle_of, by_channels, ceildiv, forward_axis, inside, layer_of
+from .geometry import Layer, bundle_of, by_channels, ceildiv, forward_axis, inside, layer_of
 from .reference import Pair, Shape
 from .sizes import MAX_BUNDLE, MAX_PIECE, MAX_UNPACKED, MIN_TASKS, NR, SERIAL, WEIGHT_KC
 

@@ -24,13 +24,13 @@ from numba.extending import register_jitable
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
-from minidl.kernels.matmul.blocks import LANES, NR
+from minidl.kernels.matmul.amx import SHAPES, SIDE, begin_tiles, end_tiles, parts_size
+from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
 from minidl.kernels.matmul.product import product_panel
 from minidl.kernels.matmul.tile import lanes, panel_width
 from minidl.kernels.norm.blocks import BLOCK_ROWS, gradients_of_block, moments_of_block, normalize_rows
 
-from .choice import F4X4_3X3, F4X4_5X5, Tiles, count_of, tiles_of
-from .geometry import LINE, aligned
+from .choice import F4X4_3X3, F4X4_5X5, Tiles, count_of, on_amx, tiles_of
 from .planes import (
     divides_outputs,
     from_planes,
@@ -47,6 +47,7 @@ from .planes import (
 from .reference import Pair, output_size
 from .sizes import KC_5X5, WINOGRAD_SERIAL
 from .tall import TALL_MR, tall_tile
+from .winograd_amx import multiply_plane, split_weight, weight_memory
 
 Shape = tuple[int, int, int, int]
 BLOCK_TILES = BLOCK_ROWS // 16  # tiles of 4x4 outputs in a block of rows
@@ -98,6 +99,10 @@ def _convolve_sizes(
     v_plane, m_plane = plane_of(group, row_of(channels)), plane_of(group, row_of(outputs))
     patch = n * n * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
     band = group * 16 * channels if normalizes else 0
+    if on_amx(channels, outputs, tiles):
+        u_plane = parts_size(outputs, channels)
+        v_plane, m_plane = plane_of(round_up(group, SIDE), max(row_of(channels), row_of(outputs))), 0  # M replaces V
+        patch += max(parts_size(group, channels), weight_memory(form, outputs))
     return group, u_plane, v_plane, m_plane, n * n * (v_plane + m_plane) + band + patch + LANES
 
 
@@ -127,7 +132,16 @@ def _convolve_group(
     here = pixels_of(y, first, count if shortcut.size else 0, total, 0)
     pixels, panels = x.reshape(-1), (outputs + columns - 1) // columns
     tall = count // TALL_MR * TALL_MR if v_row == lanes(x) and m_row == lanes(x) else 0  # rows for tall_tile
-    for k in range(n * n):
+    amx = on_amx(channels, outputs, total) and lanes(x) == LANES
+    if amx:
+        begin_tiles(SHAPES)
+        for k in range(n * n):
+            prefetch_part(pixels, following, k, n * n)
+            prefetch_part(shortcut, here, k, n * n)
+            multiply_plane(count, channels, v, k * v_plane, v_row, u, k * u_plane, begin, stop, m_row, patch)
+        end_tiles(SHAPES)
+        products, m_plane = v, v_plane
+    for k in range(0 if amx else n * n):
         for o in range(begin, stop, columns):
             prefetch_part(pixels, following, k * panels + o // columns, n * n * panels)
             prefetch_part(shortcut, here, k * panels + o // columns, n * n * panels)
@@ -191,6 +205,20 @@ def adds_up(form: int, images: int, out: Pair, channels: int, outputs: int, dila
 
 
 @apart_jit
+def _weight_job(
+    job: int, jobs: int, form: int, weight: ndarray, flip: bool, blocks: int, amx: bool, u: ndarray, u_plane: int,
+    own: ndarray,
+) -> None:  # fmt: skip
+    """Compute U for the job's share of `blocks` blocks of input channels: vectors or, on AMX, 32 channels."""
+    channels = weight.shape[3] if flip else weight.shape[2]
+    for block in range(job * blocks // jobs, (job + 1) * blocks // jobs):
+        if amx:
+            split_weight(form, weight, flip, block, u, u_plane, own)
+        else:
+            weight_to_planes(form, weight, flip, block, u, u_plane, channels, block * lanes(weight))
+
+
+@apart_jit
 def _convolve_job(
     job: int, tasks: int, parts: int, form: int, x: ndarray, tiles: Tiles, padding: Pair, group: int, u: ndarray,
     u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
@@ -243,24 +271,25 @@ def _convolve(
     end, rest = rest[: 4 * row_of(outputs)], rest[4 * row_of(outputs) :]
     finish = relu or bias.size + scale.size > 0
     _fill_end(bias, scale, shift, relu, outputs, end)
-    blocks = (channels + vector - 1) // vector
+    amx = on_amx(channels, outputs, total) and vector == LANES
+    blocks = (channels + SIDE - 1) // SIDE if amx else (channels + vector - 1) // vector
     jobs = rest.size // each
     parts = jobs if divides_outputs(n * n, channels, outputs, total) else 1
     if jobs == 1:  # without a parallel loop, no other thread has to wake up
-        for block in range(blocks if first_step == 0 else 0):
-            weight_to_planes(form, weight, flip, block, u, u_plane)
+        if first_step == 0:
+            _weight_job(0, 1, form, weight, flip, blocks, amx, u, u_plane, rest)
         _convolve_job(0, 1, 1, form, x, tiles, padding, group, u, u_plane, finish, end, shortcut, rest, v_plane,
                       m_plane, y, norms)  # fmt: skip
         first_step = 2
     for step in range(first_step, 2):  # one parallel loop for both: each parallel loop costs a second of compile time
-        count = blocks if step == 0 else jobs
-        for job in prange(count):
+        for job in prange(jobs):
             q = np.int64(job)  # a prange index is unsigned: Numba would compute unsigned + signed in float64
+            own = rest[q * each : (q + 1) * each]
             if step == 0:
-                weight_to_planes(form, weight, flip, q, u, u_plane)
+                _weight_job(q, jobs, form, weight, flip, blocks, amx, u, u_plane, own)
             else:
                 _convolve_job(q, jobs // parts, parts, form, x, tiles, padding, group, u, u_plane, finish, end,
-                              shortcut, rest[q * each : (q + 1) * each], v_plane, m_plane, y, norms)  # fmt: skip
+                              shortcut, own, v_plane, m_plane, y, norms)  # fmt: skip
     if packed.size:
         packed[packed.size - 1] = 1
 
@@ -304,10 +333,11 @@ def _convolve_scratch(
     return int(LINE + n * n * u_plane + 4 * row_of(outputs) + jobs * each)
 
 
-def packed_size(form: int, w_shape: Shape) -> int:
+def packed_size(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of forward's `packed`: U, and whether it is there."""
-    n = tile_of(form)[2]
-    return int(LINE + n * n * plane_of(w_shape[2], round_up(w_shape[3], NR)) + 1)
+    m, _, n = tile_of(form)
+    total = count_of(x_shape[0], tiles_of(m, *output_size(x_shape, w_shape, (1, 1), padding, dilation), dilation))
+    return int(LINE + n * n * _convolve_sizes(form, w_shape[2], w_shape[3], total, dilation, False)[1] + 1)
 
 
 def forward_scratch(

@@ -11,12 +11,12 @@ import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
-from minidl.kernels.matmul.blocks import LANES, NR
+from minidl.kernels.matmul.amx import SHAPES, SIDE, begin_tiles, end_tiles, parts_size
+from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
 from minidl.kernels.matmul.product import product_panel
 from minidl.kernels.matmul.tile import lanes, panel_width
 
-from .choice import F4X4_5X5, Tiles, count_of, tiles_of
-from .geometry import LINE, aligned
+from .choice import F4X4_5X5, Tiles, count_of, gradient_on_amx, tiles_of
 from .planes import (
     pixels_of,
     plane_of,
@@ -31,6 +31,7 @@ from .reference import Pair, output_size
 from .sizes import TILES_5X5
 from .tall import TALL_MR, tall_tile_side_by_side
 from .winograd import Shape, normalized, zeros_of
+from .winograd_amx import SQUARE, add_gradient_plane
 
 
 @jit
@@ -56,10 +57,13 @@ def gradient_sizes(
         group, parts = min(tiles, 256), 1
     each = (tiles + parts - 1) // parts  # groups of about equal size, without a small one at the end
     group = (each + (each + group - 1) // group - 1) // ((each + group - 1) // group)
-    du_plane = plane_of(channels, row_of(outputs))
+    amx = gradient_on_amx(channels, outputs, tiles)
+    du_plane = plane_of(round_up(channels, SIDE) if amx else channels, row_of(outputs))
     v_plane = plane_of(group, round_up(channels, _block(channels)))
     d_plane = plane_of(group, round_up(outputs, _block(outputs)))
     patch = n * n * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
+    if amx:
+        patch = max(patch, SQUARE + parts_size(channels, group) + parts_size(1, group))
     return parts, group, du_plane, v_plane, d_plane, patch
 
 
@@ -86,7 +90,8 @@ def _gradient_tiles(
 @apart_jit
 def _gradient_products(
     begin: int, end: int, planes: int, x: ndarray, dy: ndarray, x_next: Pair, dy_next: Pair, count: int, kc: int,
-    accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
+    accumulate: bool, amx: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
+    own: ndarray,
 ) -> None:  # fmt: skip
     """Compute dU[k] = V[k]^T @ D[k] for begin <= k < end: sums over `count` tiles, kc tiles at a time. If `accumulate`,
     add them to dU[k].
@@ -100,7 +105,15 @@ def _gradient_products(
     columns, row = panel_width(v), row_of(outputs)
     panels = (outputs + columns - 1) // columns
     pixels, gradients = x.reshape(-1), dy.reshape(-1)
-    for k in range(begin, end):
+    if amx:
+        begin_tiles(SHAPES)
+        for k in range(begin, end):
+            prefetch_part(pixels, x_next, k, planes)
+            prefetch_part(gradients, dy_next, k, planes)
+            add_gradient_plane(channels, outputs, count, accumulate, v, k * v_plane, v_block, v_tiles,
+                               d, k * d_plane, d_block, du, k * du_plane, row, own)  # fmt: skip
+        end_tiles(SHAPES)
+    for k in range(begin, end if not amx else begin):
         for o in range(0, outputs, columns):
             d_at = k * d_plane + o // d_block * v_tiles * d_block + o % d_block
             prefetch_part(pixels, x_next, k * panels + o // columns, planes * panels)
@@ -121,7 +134,7 @@ def _gradient_products(
 @apart_jit
 def _gradient_part(
     form: int, x: ndarray, dy: ndarray, tiles: Tiles, padding: Pair, begin: int, end: int, group: int, own: ndarray,
-    v_plane: int, d_plane: int, du: ndarray, du_plane: int, before: ndarray,
+    v_plane: int, d_plane: int, du: ndarray, du_plane: int, before: ndarray, amx: bool,
 ) -> None:  # fmt: skip
     """Compute one partial sum of all planes: du[k] (C, O) = V[k]^T @ D[k] for the tiles `begin` to `end` - 1."""
     _, r, n = tile_of(form)
@@ -134,7 +147,7 @@ def _gradient_part(
         more = min(group, end - first - count)
         x_next = pixels_of(x, first + count, more, total, r - 1 - padding[0])
         _gradient_products(0, n * n, n * n, x, dy, x_next, pixels_of(dy, first + count, more, total, 0),
-                           count, count, first > begin, v, v_plane, d, d_plane, du, du_plane)  # fmt: skip
+                           count, count, first > begin, amx, v, v_plane, d, d_plane, du, du_plane, patch)  # fmt: skip
 
 
 @parallel_jit
@@ -151,6 +164,7 @@ def backward_weight(
         dweight[:] = 0
         return
     parts, group, du_plane, v_plane, d_plane, each = gradient_sizes(form, channels, outputs, total, dilation)
+    amx = gradient_on_amx(channels, outputs, total) and lanes(x) == LANES
     part, pair = n * n * du_plane, n * n * (v_plane + d_plane)
     memory = aligned(scratch)
     du, shared = memory[: parts * part], memory[parts * part :]  # shared: V and D for all tasks if parts == 1
@@ -166,7 +180,7 @@ def backward_weight(
         transform = parts > 1 or step % 2 == 0
         first = step // 2 * group
         count = min(group, total - first)
-        jobs = channels if end else tasks if transform else n * n
+        jobs = channels if end else tasks
         for job in prange(jobs):
             t = np.int64(job)  # see _convolve
             if end:
@@ -175,7 +189,7 @@ def backward_weight(
                 for q in range(t * parts // tasks, (t + 1) * parts // tasks):
                     _gradient_part(form, x, dy, tiles, padding, q * total // parts, (q + 1) * total // parts, group,
                                    own[t * each : (t + 1) * each], v_plane, d_plane,
-                                   du[q * part : (q + 1) * part], du_plane, before)  # fmt: skip
+                                   du[q * part : (q + 1) * part], du_plane, before, amx)  # fmt: skip
             elif transform:
                 begin = t * count // tasks
                 _gradient_tiles(form, x, dy, tiles, padding, first + begin, (t + 1) * count // tasks - begin, begin,
@@ -184,8 +198,9 @@ def backward_weight(
             else:
                 # (0, 0): no prefetch, since it is not known which thread will read the next tiles.
                 kc = TILES_5X5 if form == F4X4_5X5 else count
-                _gradient_products(t, t + 1, n * n, x, dy, (0, 0), (0, 0), count, kc, first > 0,
-                                   shared, v_plane, shared[n * n * v_plane :], d_plane, du, du_plane)  # fmt: skip
+                _gradient_products(t * n * n // tasks, (t + 1) * n * n // tasks, n * n, x, dy, (0, 0), (0, 0), count,
+                                   kc, first > 0, amx, shared, v_plane, shared[n * n * v_plane :], d_plane, du,
+                                   du_plane, own[t * each : (t + 1) * each])  # fmt: skip
 
 
 def backward_weight_scratch(

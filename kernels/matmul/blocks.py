@@ -20,6 +20,8 @@ L2. KC does not: it decides where a sum is split, so the bits would differ from 
 
 from __future__ import annotations
 
+from numpy import ndarray
+
 from minidl.engine.jit import L2, REGISTERS, VECTOR_BYTES, jit
 
 LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
@@ -29,6 +31,7 @@ HEIGHTS = PRODUCT_MR, PRODUCT_MR // 3 * 2, PRODUCT_MR // 3  # the last rows of a
 NR = 2 * LANES
 KC = 256
 MC_KC = L2 // 2 // 4
+LINE = 16  # float32 numbers in a cache line; scratch sizes include as many spare numbers, which `aligned` may skip
 MOST_FEW = 4  # tiles of up to this many rows are in few.py
 
 
@@ -65,3 +68,9 @@ def block_depth(depth: int) -> int:
 def block_rows(kc: int, nr: int) -> int:
     """Return MC for blocks of depth kc > 0: a multiple of nr rows, at least nr."""
     return max(nr, MC_KC // kc // nr * nr)
+
+
+@jit
+def aligned(scratch: ndarray) -> ndarray:
+    """Return the part of scratch that begins on a cache line: a vector across two lines costs two loads."""
+    return scratch[(-scratch.ctypes.data % 64) // scratch.itemsize :]

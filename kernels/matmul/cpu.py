@@ -23,14 +23,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
+from minidl.engine.jit import HAS_AMX, apart_jit, jit, parallel_jit, prange, threads
 
-from .blocks import LANES, MC_KC, MOST_FEW, NR, PRODUCT_MR, block_depth, block_rows, few_panels, few_rows
+from .amx import parts_size
+from .amx_product import amx_product, amx_scratch, uses_amx
+from .blocks import LANES, LINE, MC_KC, MOST_FEW, NR, PRODUCT_MR, block_depth, block_rows, few_panels, few_rows
 from .few import few_tile
+from .operands import Left, Right
 from .pack import pack_columns, pack_rows, prefetch_rows
 from .product import product_tile, product_tile_side_by_side
 from .reference import __all__ as __all__
-from .tile import panel_width
+from .tile import lanes, panel_width
 
 B_IN_PLACE_STRIPS = 6  # for up to this many strips a panel of b is not copied, unless b is transposed
 PACK_A_PANELS = 4  # a thread with at least this many panels copies a, too
@@ -39,27 +42,6 @@ SHORT_PANELS = 2**15  # ... unless the panels of b have more numbers
 SERIAL_BELOW = 2**17  # for fewer multiplications, one thread is faster than two
 # One core reads a b of 1 MB in 16 us (measured: Zen 4). For a smaller one, a second core saves no time.
 FEW_SERIAL_BELOW = 2**18  # one thread computes `nn` of few rows if b has fewer numbers
-
-
-class Left(NamedTuple):
-    """The matrix a: a[m, k] is numbers[m * row + k * step]; row or step is 1."""
-
-    numbers: ndarray
-    row: int
-    step: int
-
-
-class Right(NamedTuple):
-    """The matrix b: b[k, n] is numbers[k * step + n * column], and panel number p begins at numbers[p * panel].
-
-    packed: whether all panels are packed (reference.py); then column is 1, within a panel.
-    """
-
-    numbers: ndarray
-    panel: int
-    step: int
-    column: int
-    packed: bool
 
 
 class End(NamedTuple):
@@ -287,6 +269,8 @@ def _product(
         return
     if depth == 0:
         _empty_sums(bias, relu, out)
+    elif HAS_AMX and uses_amx(out.shape[0], out.shape[1], depth) and lanes(out) == LANES:
+        amx_product(a, b, depth, bias, relu, packed, scratch, out)
     elif packed.size > 0:
         _pack_all(b, depth, out.shape[1], packed)
         panels = Right(packed, panel_width(out) * depth, panel_width(out), 1, True)
@@ -299,7 +283,7 @@ def _product(
 def nn(a: ndarray, b: ndarray, bias: ndarray, relu: bool, packed: ndarray, scratch: ndarray, out: ndarray) -> None:
     """Compute out (M, N) = a (M, K) @ b (K, N), plus bias (N,) unless its size is 0; then apply relu if `relu`.
 
-    packed: of size 0, or packed_size(N, K) numbers, see reference.py; scratch: nn_scratch(M, N, K) numbers
+    packed: of size 0, or packed_size(M, N, K) numbers, see reference.py; scratch: nn_scratch(M, N, K) numbers
     """
     k, n = b.shape
     left, right = Left(a.reshape(a.size), k, 1), Right(b.reshape(b.size), panel_width(b), n, 1, False)
@@ -329,12 +313,16 @@ def nn_scratch(rows: int, columns: int, depth: int) -> int:
     return nt_scratch(rows, columns, depth)
 
 
-def packed_size(columns: int, depth: int) -> int:
+def packed_size(rows: int, columns: int, depth: int) -> int:
     """Return the number of elements of nn's `packed`: all panels of b, and whether they are there."""
+    if uses_amx(rows, columns, depth):
+        return int(LINE + parts_size(columns, depth)) + 1
     return int(_panels_size(columns, depth)) + 1
 
 
 def nt_scratch(rows: int, columns: int, depth: int) -> int:
+    if uses_amx(rows, columns, depth):
+        return amx_scratch(rows, columns)
     return (threads() if rows * columns * depth >= SERIAL_BELOW else 1) * int(_scratch_size(rows, columns, depth))
 
 

@@ -28,7 +28,7 @@ def nn_scratch(rows: int, columns: int, depth: int) -> int:
     return 0
 
 
-def packed_size(columns: int, depth: int) -> int:
+def packed_size(rows: int, columns: int, depth: int) -> int:
     """Return the number of elements of nn's `packed`: 0, since these kernels keep no weights."""
     return 0
 

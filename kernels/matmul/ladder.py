@@ -67,9 +67,34 @@ def tiles(a: ndarray, b: ndarray, out: ndarray) -> None:
               out.reshape(out.size), out_rows, n, wide)  # fmt: skip
 
 
+@jit
+def _split(x: ndarray) -> ndarray:
+    """Return three parts whose sum is x (float32). Each has the 8 significant bits of a bfloat16 (amx.py)."""
+    parts, rest = np.empty((3, *x.shape), np.float32), x.copy()
+    for i in range(3):
+        bits = (rest.view(np.uint32) + np.uint32(0x8000)) & np.uint32(0xFFFF0000)  # rounds to bfloat16
+        parts[i] = bits.view(np.float32)
+        rest -= parts[i]
+    return parts
+
+
+@jit
+def parts(a: ndarray, b: ndarray, out: ndarray) -> None:
+    """Compute a float32 product from six products of bfloat16 parts, as AMX does; loops as in `rows_inside`."""
+    left, right = _split(a), _split(b)
+    out[:] = 0
+    for i, j in ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)):
+        for m in range(out.shape[0]):
+            for k in range(a.shape[1]):
+                number, line = left[i, m, k], right[j, k]
+                for n in range(out.shape[1]):
+                    out[m, n] += number * line[n]
+
+
 RUNGS = {
     "1 naive": naive,
     "2 rows inside": rows_inside,
     "3 blocked": blocked,
     "4 tiles on packed panels": tiles,
+    "9 bfloat16 parts, without AMX": parts,
 }

@@ -15,9 +15,9 @@ def nn(
 ) -> None:
     """Compute out (M, N) = a (M, K) @ b (K, N), plus bias (N,) unless its size is 0; then apply relu if `relu`.
 
-    Only cpu.py uses `packed` and `scratch`. packed: of size 0, or packed_size(N, K) numbers that the caller keeps for
-    the next call, the last of which is 0 in the first call with these values of b: the call then packs b and sets the
-    number to 1. Otherwise it reads `packed`, and not b.
+    Only cpu.py uses `packed` and `scratch`. packed: of size 0, or packed_size(M, N, K) numbers that the caller keeps
+    for the next call, the last of which is 0 in the first call with these values of b: the call then packs b and sets
+    the number to 1. Otherwise it reads `packed`, and not b.
     """
     for m in range(out.shape[0]):
         for n in range(out.shape[1]):
@@ -44,7 +44,7 @@ def nn_scratch(rows: int, columns: int, depth: int) -> int:
     return 0
 
 
-def packed_size(columns: int, depth: int) -> int:
+def packed_size(rows: int, columns: int, depth: int) -> int:
     """Return the number of elements of nn's `packed`: here 0."""
     return 0
 

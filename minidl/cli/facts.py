@@ -155,13 +155,14 @@ def gpus() -> Facts:
 def features() -> Facts:
     from llvmlite import binding
 
-    from minidl.engine.jit import HAS_FMA, REGISTERS, VECTOR_BYTES
+    from minidl.engine.jit import HAS_AMX, HAS_FMA, REGISTERS, VECTOR_BYTES
 
     limit = f" (MINIDL_ISA={isa()})" if isa() else ""
     fused = "multiply-add is one instruction" if HAS_FMA else "no multiply-add instruction"
+    amx = "; AMX for large products" if HAS_AMX else ""
     return {"cpu_features": sorted(name for name, has in binding.get_host_cpu_features().items()
                                    if has and name in FEATURES),
-            "vectors": f"{REGISTERS} of {8 * VECTOR_BYTES} bits; {fused}{limit}"}  # fmt: skip
+            "vectors": f"{REGISTERS} of {8 * VECTOR_BYTES} bits; {fused}{amx}{limit}"}  # fmt: skip
 
 
 def threading_layer() -> Facts:

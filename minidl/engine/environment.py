@@ -5,7 +5,7 @@
                          ignore the variable: each gets an equal share of the cores.
     MINIDL_WORKERS=n     number of replicas, unless --workers is given; default: two, or one if there is only one core
     MINIDL_REPORT=0      write no report.html at the end of a run, as with --no-report
-    MINIDL_ISA=avx2      (or portable) compile for an older CPU than this one
+    MINIDL_ISA=avx2      (or avx512, or portable) compile for an older CPU than this one; avx512: without AMX
     MINIDL_L2=n          KiB of a core's second-level cache, from which block sizes follow; default: as Linux reports
 """
 
@@ -19,14 +19,15 @@ from minidl.errors import ConfigError
 from minidl.resources import caches, cores
 
 USUAL_L2, LEAST_L2, MOST_L2 = 1 << 20, 1 << 18, 1 << 21  # bytes; virtual machines may report caches that are not there
-CPU_NAMES = {"avx2": "x86-64-v3", "portable": "x86-64-v2"}  # LLVM's names
+CPU_NAMES = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "portable": "x86-64-v2"}  # LLVM's names
+WHOLE_VECTORS = "-prefer-256-bit"  # the feature of LLVM that lets it use 512-bit vectors in plain loops
 
 
 def isa() -> str:
     """Return the instruction set to compile for (MINIDL_ISA), or "" if there is no limit. Raises ConfigError."""
     chosen = os.environ.get("MINIDL_ISA", "")
     if chosen and chosen not in CPU_NAMES:
-        raise ConfigError(f"MINIDL_ISA is {chosen!r}: expected {' or '.join(CPU_NAMES)}, or unset for no limit")
+        raise ConfigError(f"MINIDL_ISA is {chosen!r}: expected {', '.join(CPU_NAMES)}, or unset for no limit")
     return chosen
 
 
@@ -67,4 +68,4 @@ def prepare(threads: int = 0) -> None:
     # Kernels split their work themselves. The threads of a BLAS would compete with them for the cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if isa() and platform.machine() in ("x86_64", "AMD64"):
-        os.environ.update(NUMBA_CPU_NAME=CPU_NAMES[isa()], NUMBA_CPU_FEATURES="")
+        os.environ.update(NUMBA_CPU_NAME=CPU_NAMES[isa()], NUMBA_CPU_FEATURES=WHOLE_VECTORS)

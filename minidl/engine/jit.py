@@ -12,18 +12,20 @@ Three choices hold for every kernel:
   the kernel and a process that loads it from the cache may compute different bits.
 - The division of a sum into parts depends only on the size of the arrays. So the bits of the result do not depend on
   the number of threads.
-- The name of the cache folder (kernel_cache.py) is a hash of the CPU, of the size of its second-level cache, of this
-  file and of every Python file under kernels/, but those of CUDA. So an edit in a helper leads to another folder, and
-  the kernels that import the helper are compiled again.
+- The name of the cache folder (kernel_cache.py) is a hash of the CPU, of the size of its second-level cache, of whether
+  AMX may be used, of this file and of every Python file under kernels/, but those of CUDA. So an edit in a helper leads
+  to another folder, and the kernels that import the helper are compiled again.
 """
 
 from __future__ import annotations
 
 import ast
+import ctypes
 import hashlib
 import inspect
 import os
 import platform
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -32,7 +34,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from minidl.engine.environment import isa, prepare, second_level_cache
+from minidl.engine.environment import WHOLE_VECTORS, isa, prepare, second_level_cache
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 
@@ -55,7 +57,7 @@ def _use_whole_vectors() -> None:
     """
     features = binding.get_host_cpu_features()
     if features.get("avx512f") and not isa():
-        os.environ.setdefault("NUMBA_CPU_FEATURES", f"{features.flatten()},-prefer-256-bit")
+        os.environ.setdefault("NUMBA_CPU_FEATURES", f"{features.flatten()},{WHOLE_VECTORS}")
 
 
 _use_whole_vectors()
@@ -63,10 +65,25 @@ numba.config.reload_config()  # with these features, and if Numba was imported b
 L2 = second_level_cache()  # bytes
 
 
+def _has_amx() -> bool:
+    """Return whether kernels may use AMX's tiles of bfloat16 (kernels/matmul/amx.py).
+
+    A process must ask Linux for them, since a thread that uses them needs 8 KB more when it is interrupted.
+    """
+    features = binding.get_host_cpu_features()
+    if isa() or not (features.get("amx-bf16") and features.get("amx-tile") and sys.platform == "linux"):
+        return False
+    arch_prctl, request_permission, tiles = 158, 0x1023, 18
+    return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tiles) == 0)
+
+
+HAS_AMX = _has_amx()
+
+
 def _version() -> str:
     """Return the hash that names the cache folder."""
     target = cpu_target.target_context.codegen().magic_tuple()  # the target CPU and its features
-    digest = hashlib.sha256(repr((target, L2)).encode())
+    digest = hashlib.sha256(repr((target, L2, HAS_AMX)).encode())
     root = KERNELS if KERNELS.is_dir() else KERNELS.parent.parent / "kernels"
     for file in sorted([*root.rglob("*.py"), Path(__file__)]):
         if not file.name.startswith("cuda"):  # numba-cuda compiles these, and keeps them elsewhere
@@ -80,7 +97,7 @@ _folder, _refused = find_folder(_version())
 def _vector_unit() -> tuple[int, int, bool]:
     """Return the bytes and the number of the CPU's vector registers, and whether x * y + z is one instruction."""
     features = binding.get_host_cpu_features()
-    if not isa() and features.get("avx512f"):
+    if isa() in ("", "avx512") and features.get("avx512f"):
         return 64, 32, True
     if isa() in ("", "avx2") and features.get("avx2") and features.get("fma"):
         return 32, 16, True
@@ -269,6 +286,6 @@ if os.environ.get("MINIDL_THREADS"):
 
 
 __all__ = [
-    "HAS_FMA", "REGISTERS", "VECTOR_BYTES", "Part", "apart_jit", "cached", "in_parts", "jit", "parallel_jit", "prange",
-    "set_threads", "threads",
+    "HAS_AMX", "HAS_FMA", "REGISTERS", "VECTOR_BYTES", "Part", "apart_jit", "cached", "in_parts", "jit",
+    "parallel_jit", "prange", "set_threads", "threads",
 ]  # fmt: skip

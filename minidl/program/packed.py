@@ -41,11 +41,12 @@ class PackedWeights:
     def _place(self, call: Call, weight: Place) -> Place:
         cpu, key = Device("cpu"), (weight.offset, weight.like.shape, weight.like.dtype)
         if call.name == "matmul.nn":
-            size = cpu.matmul.packed_size(*weight.like.shape[::-1])
+            size = cpu.matmul.packed_size(call.arguments["a"].like.shape[0], *weight.like.shape[::-1])
         else:
             shape, options = call.arguments["x"].like.shape, [call.arguments[name] for name in OPTIONS]
             size = cpu.conv.packed_size(shape, weight.like.shape, *options)
-            key += shape[1:3], *options  # not the number of images
+            key += shape[1:3], *options
+        key += (size,)  # instead of the number of images: few images may have another form
         memory = self.vectors.get(key)
         if memory is None:
             memory = self.vectors[key] = Memory(aligned(size, weight.like.dtype), "constant")

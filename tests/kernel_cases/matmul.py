@@ -12,7 +12,7 @@ def cases(a: Arrays) -> Cases:
     deep = min(1100, a.many // 50)  # on the CPU, a sum of several pieces
     for m, n, k in (*SHAPES, (9, 70, deep), *EMPTY):
         scratch = a.empty(a.scratch_size("matmul", "nn_scratch", m, n, k))
-        size = a.scratch_size("matmul", "packed_size", n, k)
+        size = a.scratch_size("matmul", "packed_size", m, n, k)
         for bias, relu, keeps in ((0, False, 0), (n, False, 1), (n, True, 0)):
             yield "nn", dict(a=a.normal(m, k), b=a.normal(k, n), bias=a.normal(bias), relu=relu,
                              packed=np.zeros(size * keeps, a.dtype), scratch=scratch, out=a.empty(m, n))  # fmt: skip

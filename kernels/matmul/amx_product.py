@@ -1,0 +1,174 @@
+"""Matrix products on AMX (amx.py): strips of a and panels of b, split into parts, and divided among the threads.
+
+The threads divide the panels among themselves (the strips, if there are more of them). Each splits what it needs into
+its own memory. It would take longer to read parts that another core has just written, than to split them once more.
+The loops are those of BLIS (blocks.py):
+
+    for a block of strips                          whose rows of out, and the strips below, stay in L2
+        for a piece of DEPTH products
+            split the strips                       768 bytes per row
+            for each panel
+                split the panel                    24 KB, in L1
+                for each strip: multiply           a tile of 32 x 32 sums, which continues from out
+
+The sums are in the order of k whatever the blocks are, since a tile that continues from `out` adds to the same numbers.
+So bits depend neither on the number of threads nor on the caches. They differ from those of cpu.py, which computes
+products that are too small to gain from AMX (`uses_amx`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy import ndarray
+
+from minidl.engine.jit import HAS_AMX, apart_jit, jit, parallel_jit, prange, threads
+
+from .amx import (
+    BLOCK,
+    SHAPES,
+    SIDE,
+    begin_tiles,
+    count_of,
+    end_tiles,
+    finish_row,
+    multiply,
+    parts_size,
+    split_panels,
+    split_strip,
+)
+from .blocks import LINE, MC_KC, aligned
+from .operands import Left, Right
+from .pack import pack_columns
+
+LEAST_ROWS, LEAST_COLUMNS, LEAST_DEPTH = 64, 128, 32  # measured: for smaller products vectors are faster
+DEPTH = 128
+SQUARE = SIDE * SIDE
+SPARE = SQUARE + 2 * SIDE  # a square of a or b, transposed; or a tile of sums
+
+
+@jit
+def uses_amx(rows: int, columns: int, depth: int) -> bool:
+    """Return whether a float32 product of this shape is computed here."""
+    return HAS_AMX and rows >= LEAST_ROWS and columns >= LEAST_COLUMNS and depth >= LEAST_DEPTH
+
+
+@jit
+def block_of_strips(rows: int, columns: int) -> int:
+    """Return the strips of a block, for the rows and columns of a thread."""
+    each = DEPTH // SIDE * BLOCK + SIDE * columns
+    return min(count_of(rows), max(1, MC_KC // each))
+
+
+@jit
+def _each(rows: int, columns: int) -> int:
+    """Return the size of a thread's memory: a square, a piece of a panel, and those of a block of strips."""
+    return SPARE + (1 + block_of_strips(rows, columns)) * DEPTH // SIDE * BLOCK
+
+
+def amx_scratch(rows: int, columns: int) -> int:
+    """Return the number of elements of scratch."""
+    return int(LINE + threads() * _each(rows, columns))
+
+
+@apart_jit
+def _split_a(a: Left, top: int, rows: int, k: int, depth: int, spare: ndarray, target: ndarray) -> None:
+    """Split `depth` columns of `rows` rows of a, beginning with column k and row `top`, into strips."""
+    size = parts_size(1, depth)
+    for first in range(0, rows, SIDE):
+        some, to = min(SIDE, rows - first), first // SIDE * size
+        at = (top + first) * a.row + k * a.step
+        if a.step == 1:
+            split_strip(a.numbers, at, a.row, some, depth, target, to)
+            continue
+        for j in range(0, depth, SIDE):
+            deep = min(SIDE, depth - j)
+            pack_columns(a.numbers, at + j * a.step, a.step, some, deep, spare, SIDE)
+            split_strip(spare, 0, SIDE, some, deep, target, to + j // SIDE * BLOCK)
+
+
+@apart_jit
+def _split_b(b: Right, left: int, columns: int, k: int, depth: int, spare: ndarray, target: ndarray) -> None:
+    """Split `depth` rows of some columns of b, beginning with row k and column `left`, into panels.
+
+    If b is transposed, there are at most 32 columns.
+    """
+    if b.column == 1:
+        split_panels(b.numbers, k * b.step + left, b.step, columns, depth, target, 0)
+        return
+    for i in range(0, depth, SIDE):
+        deep = min(SIDE, depth - i)
+        pack_columns(b.numbers, left * b.column + k + i, b.column, deep, columns, spare, SIDE)
+        split_panels(spare, 0, SIDE, columns, deep, target, i // SIDE * BLOCK)
+
+
+@apart_jit
+def _edge(
+    high: int, wide: int, blocks: int, accumulate: bool, a: ndarray, a_at: int, b: ndarray, b_at: int,
+    out: ndarray, to: int, row: int, spare: ndarray,
+) -> None:  # fmt: skip
+    """Compute a tile that is not full, at out[to], by way of `spare`."""
+    for i in range(high if accumulate else 0):
+        for j in range(wide):
+            spare[i * SIDE + j] = out[to + i * row + j]
+    multiply(high, wide, blocks, accumulate, a, a_at, b, b_at, spare, 0, SIDE)
+    for i in range(high):
+        for j in range(wide):
+            out[to + i * row + j] = spare[i * SIDE + j]
+
+
+@apart_jit
+def _share(
+    top: int, bottom: int, left: int, right: int, a: Left, b: Right, depth: int, bias: ndarray, relu: bool,
+    packed: ndarray, own: ndarray, out: ndarray,
+) -> None:  # fmt: skip
+    """Compute out[top:bottom, left:right]; top and left are multiples of 32."""
+    columns, vector = out.shape[1], out.reshape(out.size)
+    size = DEPTH // SIDE * BLOCK
+    spare, panel, strips = own[:SPARE], own[SPARE : SPARE + size], own[SPARE + size :]
+    block = strips.size // size * SIDE
+    begin_tiles(SHAPES)
+    for first in range(top, bottom, block):
+        last = min(first + block, bottom)
+        for k in range(0, depth, DEPTH):
+            deep = min(DEPTH, depth - k)
+            blocks = count_of(deep)
+            _split_a(a, first, last - first, k, deep, spare, strips)
+            for column in range(left, right, SIDE):
+                wide, source, at = min(SIDE, right - column), packed, parts_size(column, depth) + k // SIDE * BLOCK
+                if packed.size == 0:
+                    source, at = panel, 0
+                    _split_b(b, column, wide, k, deep, spare, panel)
+                for row in range(first, last, SIDE):
+                    high, to = min(SIDE, last - row), row * columns + column
+                    a_at = (row - first) // SIDE * blocks * BLOCK
+                    if high == SIDE and wide == SIDE:
+                        multiply(high, wide, blocks, k > 0, strips, a_at, source, at, vector, to, columns)
+                    else:
+                        _edge(high, wide, blocks, k > 0, strips, a_at, source, at, vector, to, columns, spare)
+                    if k + deep == depth and (relu or bias.size > 0):
+                        for i in range(high):
+                            finish_row(vector, to + i * columns, wide, bias, column, wide if bias.size > 0 else 0, relu)
+    end_tiles(SHAPES)
+
+
+@parallel_jit
+def amx_product(
+    a: Left, b: Right, depth: int, bias: ndarray, relu: bool, packed: ndarray, scratch: ndarray, out: ndarray
+) -> None:
+    """Compute out[m, n] = the sum over k < depth of a[m, k] * b[k, n], plus bias[n]. packed: see reference.py."""
+    rows, columns = out.shape
+    strips, panels = count_of(rows), count_of(columns)
+    each, sides = _each(rows, columns), max(strips, panels)
+    memory, split = aligned(scratch), aligned(packed)
+    if packed.size > 0 and packed[packed.size - 1] == 0:
+        _split_b(b, 0, columns, 0, depth, memory, split)
+        packed[packed.size - 1] = 1
+    parts = memory.size // each
+    for part in prange(parts):
+        p = np.int64(part)  # a prange index is unsigned: Numba would compute unsigned + signed in float64
+        first, last = p * sides // parts * SIDE, (p + 1) * sides // parts * SIDE
+        own = memory[p * each : (p + 1) * each]
+        if panels >= strips:
+            _share(0, rows, first, min(last, columns), a, b, depth, bias, relu, split, own, out)
+        else:
+            _share(first, min(last, rows), 0, columns, a, b, depth, bias, relu, split, own, out)

@@ -1,0 +1,155 @@
+"""Products on AMX, from bfloat16 parts: as exact as float32, at edges of tiles, with special numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from minidl.engine.jit import HAS_AMX, set_threads, threads
+from minidl.kernels.conv import cpu as conv
+from minidl.kernels.conv.choice import gradient_on_amx, on_amx
+from minidl.kernels.matmul import cpu
+from minidl.kernels.matmul.amx_product import uses_amx
+
+pytestmark = pytest.mark.skipif(not HAS_AMX, reason="this CPU has no AMX")
+
+EPSILON = 2.0**-24  # the largest relative error of a rounded float32
+
+
+def products(a: np.ndarray, b: np.ndarray, relu: bool = False) -> list[np.ndarray]:
+    """Return a @ b by nn, nn with packed weights, nt and tn. Scratch is filled with NaN, and has a guard."""
+    (m, k), n = a.shape, b.shape[1]
+    assert uses_amx(m, n, k)
+    found, none = [], np.empty(0, np.float32)
+
+    def run(kind: str, *operands: np.ndarray, packed: np.ndarray | None = None) -> None:
+        size = getattr(cpu, f"{kind}_scratch")(m, n, k)
+        raw, out = np.full(size + 64, np.nan, np.float32), np.full((m, n), np.nan, np.float32)
+        more = (none, relu, none if packed is None else packed) if kind == "nn" else ()
+        getattr(cpu, kind)(*operands, *more, raw[:size], out)
+        assert np.isnan(raw[size:]).all()
+        found.append(out)
+
+    packed = np.zeros(cpu.packed_size(m, n, k), np.float32)
+    run("nn", a, b)
+    run("nn", a, b, packed=packed)
+    run("nn", a, np.full_like(b, np.nan), packed=packed)  # b is not read again
+    run("nt", a, np.ascontiguousarray(b.T))
+    run("tn", np.ascontiguousarray(a.T), b)
+    return found
+
+
+SHAPES = [(64, 32, 128), (65, 33, 129), (100, 257, 150), (95, 1500, 143), (700, 130, 161), (130, 70, 700)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_as_exact_as_float32_sums(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    random = np.random.default_rng(0)
+    scale = 2.0 ** random.integers(-30, 30, (m, 1)), 2.0 ** random.integers(-30, 30, (1, n))
+    a = (random.standard_normal((m, k)) * scale[0]).astype(np.float32)
+    b = (random.standard_normal((k, n)) * scale[1]).astype(np.float32)
+    exact, size = a.astype(np.float64) @ b, abs(a).astype(np.float64) @ abs(b)
+    first, *others = products(a, b)
+    # A loop of k multiply-adds may have an error of k * EPSILON. In practice, errors add up as in a random walk.
+    assert (abs(first - exact) <= 4 * EPSILON * np.sqrt(k) * size).all()
+    assert np.sqrt(np.mean(((first - exact) / size) ** 2)) <= EPSILON
+    for other in others:
+        assert other.tobytes() == first.tobytes()
+
+
+def test_integers_are_exact() -> None:
+    random = np.random.default_rng(1)
+    a, b = (random.integers(-300, 300, shape).astype(np.float32) for shape in ((70, 129), (129, 130)))
+    for out in products(a, b):
+        assert (out == a.astype(np.int64) @ b.astype(np.int64)).all()
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_nan_stays_nan_in_its_row_and_column(bits: int) -> None:
+    a, b = np.ones((70, 40), np.float32), np.ones((40, 140), np.float32)
+    a[69, 39] = b[39, 3] = np.array([bits], np.uint32).view(np.float32)[0]
+    for out in products(a, b):
+        assert np.isnan(out[69]).all() and np.isnan(out[:, 3]).all()
+        assert (np.delete(out[:69], 3, axis=1) == 40).all()
+
+
+def test_infinite_numbers_become_nan_and_large_ones_do_not() -> None:
+    a, b = np.full((64, 32), 2.0**-20, np.float32), np.ones((32, 128), np.float32)
+    a[0, 0], a[1, 0], a[2, 0] = np.inf, -np.inf, 3.38e38
+    for out in products(a, b):
+        assert not np.isfinite(out[:2]).any() and np.isfinite(out[2:]).all()
+        np.testing.assert_allclose(out[2], 3.38e38, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(700, 300, 160), (160, 300, 700), (70, 40, 135)])
+def test_bits_depend_neither_on_threads_nor_on_caches(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    random, before = np.random.default_rng(2), threads()
+    a, b = (random.standard_normal(size).astype(np.float32) for size in ((m, k), (k, n)))
+    found = []
+    try:
+        for count in (1, 2):
+            set_threads(count)
+            found += products(a, b)
+    finally:
+        set_threads(before)
+    assert len({out.tobytes() for out in found}) == 1
+    code = (
+        "import numpy as np; from minidl.kernels.matmul import cpu; r = np.random.default_rng(2)\n"
+        f"a, b = (r.standard_normal(s).astype('f') for s in (({m}, {k}), ({k}, {n})))\n"
+        f"s, out = np.empty(cpu.nn_scratch({m}, {n}, {k}), 'f'), np.empty(({m}, {n}), 'f'); none = s[:0]\n"
+        "cpu.nn(a, b, none, False, none, s, out); import hashlib; print(hashlib.sha256(out.tobytes()).hexdigest())"
+    )
+    small = subprocess.run([sys.executable, "-c", code], env={**os.environ, "MINIDL_L2": "256"}, capture_output=True,
+                           text=True, check=True)  # fmt: skip
+    assert small.stdout.strip() == hashlib.sha256(found[0].tobytes()).hexdigest()
+
+
+def test_relu_keeps_nan_and_clips_the_rest() -> None:
+    random = np.random.default_rng(3)
+    a, b = (random.standard_normal(size).astype(np.float32) for size in ((90, 50), (50, 131)))
+    a[3, 4] = np.nan
+    plain, clipped = products(a, b)[0], products(a, b, relu=True)[0]
+    assert np.array_equal(clipped, np.where(plain < 0, np.float32(0), plain), equal_nan=True)
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize(
+    ("images", "side", "channels", "outputs"), [(5, 16, 32, 32), (7, 17, 40, 70), (3, 20, 131, 128), (64, 8, 130, 135)]
+)
+def test_winograd(kernel: int, images: int, side: int, channels: int, outputs: int) -> None:
+    """The products of all three passes are on AMX: compare with the direct kernels in float64."""
+    tiles = images * (-(-side // 4)) ** 2
+    assert on_amx(channels, outputs, tiles)
+    assert gradient_on_amx(channels, outputs, tiles) == (channels >= 128)
+    random = np.random.default_rng(4)
+    x, dy = (random.standard_normal((images, side, side, last)) for last in (channels, outputs))
+    weight, none = random.standard_normal((kernel, kernel, channels, outputs)), np.empty(0)
+    options = 1, (1, 1), (kernel // 2, kernel // 2), (1, 1)
+
+    def run(dtype: str, winograd: bool) -> list[np.ndarray]:
+        some = [array.astype(dtype) for array in (x, dy, weight, none)]
+        shapes = x.shape, weight.shape, *options, winograd
+        scratch = [np.full(getattr(conv, f"{name}_scratch")(*shapes), np.nan, dtype)
+                   for name in ("forward", "backward_input", "backward_weight")]  # fmt: skip
+        y, dx, dweight = np.empty(dy.shape, dtype), np.empty(x.shape, dtype), np.empty(weight.shape, dtype)
+        conv.forward(some[0], some[2], *[some[3]] * 4, False, *options, winograd, some[3], scratch[0], y)
+        conv.backward_input(some[1], some[2], some[3], *options, winograd, scratch[1], dx)
+        conv.backward_weight(some[0], some[1], *options, winograd, scratch[2], dweight)
+        return [y, dx, dweight]
+
+    for found, exact in zip(run("float32", True), run("float64", False), strict=True):
+        np.testing.assert_allclose(found, exact, rtol=0, atol=(2.5e-6 if kernel == 3 else 1e-5) * abs(exact).max())
+
+
+def test_it_can_be_switched_off() -> None:
+    code = "from minidl.engine.jit import HAS_AMX, VECTOR_BYTES; print(HAS_AMX, VECTOR_BYTES)"
+    run = subprocess.run([sys.executable, "-c", code], env={**os.environ, "MINIDL_ISA": "avx512"}, capture_output=True,
+                         text=True, check=True)  # fmt: skip
+    assert run.stdout.split() == ["False", "64"]
