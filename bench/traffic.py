@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from minidl.kernels.conv import choice, planes, sizes, winograd_gradient
 from minidl.kernels.conv.reference import output_size
 from minidl.kernels.matmul.amx import SIDE
-from minidl.kernels.matmul.amx_product import DEPTH, block_of_strips, uses_amx
+from minidl.kernels.matmul.amx_product import DEPTH, block_of_strips, depth_of_strips, uses_amx
 from minidl.kernels.matmul.blocks import MR, NR, PRODUCT_MR, block_depth, block_rows
 from minidl.kernels.matmul.cpu import B_IN_PLACE_STRIPS, PACK_A_PANELS
 from minidl.program.dependence import FIRST_WRITTEN
@@ -175,12 +175,12 @@ def product(
 def product_on_amx(rows: int, columns: int, depth: int, threads: int, packed: bool = False) -> list[Stream]:
     """Return what kernels/matmul/amx_product.py moves: numbers of PARTS bytes, in strips and panels of SIDE."""
     mine = (rows, _up(columns, threads)) if columns >= rows else (_up(rows, threads), columns)
-    block = SIDE * block_of_strips.py_func(*mine)
+    block, whole = SIDE * block_of_strips.py_func(*mine, depth), depth_of_strips.py_func(rows, depth)
     strips, panels, blocks, again = _up(rows, SIDE), _up(columns, SIDE), _up(mine[0], block), _up(depth, DEPTH) - 1
     a, b, out = PARTS * rows * depth, PARTS * columns * depth, FLOAT * rows * columns
     copies = threads if columns >= rows else 1  # threads that split all of a
     return [
-        Stream(a * panels, a * copies, PARTS * DEPTH * block),
+        Stream(a * panels, a * copies, PARTS * whole * block),
         Stream(b * strips, 0 if packed else b * blocks, 2 * PARTS * DEPTH * SIDE),
         Stream(out * again, out * again, FLOAT * block * mine[1]),
     ]

@@ -6,7 +6,7 @@ The loops are those of BLIS (blocks.py):
 
     for a block of strips                          whose rows of out, and the strips below, stay in L2
         for a piece of DEPTH products
-            split the strips                       768 bytes per row
+            split the strips                       768 bytes per row; or all products with the first piece, if they fit
             for each panel
                 split the panel                    24 KB, in L1
                 for each strip: multiply           a tile of 32 x 32 sums, which continues from out
@@ -53,21 +53,29 @@ def uses_amx(rows: int, columns: int, depth: int) -> bool:
 
 
 @jit
-def block_of_strips(rows: int, columns: int) -> int:
-    """Return the strips of a block, for the rows and columns of a thread."""
-    each = DEPTH // SIDE * BLOCK + SIDE * columns
-    return min(count_of(rows), max(1, MC_KC // each))
+def depth_of_strips(rows: int, depth: int) -> int:
+    """Return how many k of a are split at a time: all if the strips stay in L2, since long rows are read faster."""
+    return depth if parts_size(rows, depth) <= MC_KC else DEPTH
 
 
 @jit
-def _each(rows: int, columns: int) -> int:
-    """Return the size of a thread's memory: a square, a piece of a panel, and those of a block of strips."""
-    return SPARE + (1 + block_of_strips(rows, columns)) * DEPTH // SIDE * BLOCK
+def block_of_strips(rows: int, columns: int, depth: int) -> int:
+    """Return the strips of a block, for the rows and columns of a thread."""
+    if depth_of_strips(rows, depth) == depth:
+        return count_of(rows)
+    return min(count_of(rows), max(1, MC_KC // (DEPTH // SIDE * BLOCK + SIDE * columns)))
 
 
-def amx_scratch(rows: int, columns: int) -> int:
+@jit
+def _each(rows: int, columns: int, depth: int) -> int:
+    """Return the size of a thread's memory: a square, a piece of a panel, and a block of strips."""
+    strips = block_of_strips(rows, columns, depth) * parts_size(1, depth_of_strips(rows, depth))
+    return SPARE + DEPTH // SIDE * BLOCK + strips
+
+
+def amx_scratch(rows: int, columns: int, depth: int) -> int:
     """Return the number of elements of scratch."""
-    return int(LINE + threads() * _each(rows, columns))
+    return int(LINE + threads() * _each(rows, columns, depth))
 
 
 @apart_jit
@@ -125,14 +133,18 @@ def _share(
     columns, vector = out.shape[1], out.reshape(out.size)
     size = DEPTH // SIDE * BLOCK
     spare, panel, strips = own[:SPARE], own[SPARE : SPARE + size], own[SPARE + size :]
-    block = strips.size // size * SIDE
+    whole = depth_of_strips(out.shape[0], depth)
+    block = strips.size // parts_size(1, whole) * SIDE
+    long = 0  # k in the strips
     begin_tiles(SHAPES)
     for first in range(top, bottom, block):
         last = min(first + block, bottom)
         for k in range(0, depth, DEPTH):
             deep = min(DEPTH, depth - k)
             blocks = count_of(deep)
-            _split_a(a, first, last - first, k, deep, spare, strips)
+            if k % whole == 0:
+                long = min(whole, depth - k)
+                _split_a(a, first, last - first, k, long, spare, strips)
             for column in range(left, right, SIDE):
                 wide, source, at = min(SIDE, right - column), packed, parts_size(column, depth) + k // SIDE * BLOCK
                 if packed.size == 0:
@@ -140,7 +152,7 @@ def _share(
                     _split_b(b, column, wide, k, deep, spare, panel)
                 for row in range(first, last, SIDE):
                     high, to = min(SIDE, last - row), row * columns + column
-                    a_at = (row - first) // SIDE * blocks * BLOCK
+                    a_at = parts_size(row - first, long) + k % whole // SIDE * BLOCK
                     if high == SIDE and wide == SIDE:
                         multiply(high, wide, blocks, k > 0, strips, a_at, source, at, vector, to, columns)
                     else:
@@ -158,7 +170,7 @@ def amx_product(
     """Compute out[m, n] = the sum over k < depth of a[m, k] * b[k, n], plus bias[n]. packed: see reference.py."""
     rows, columns = out.shape
     strips, panels = count_of(rows), count_of(columns)
-    each, sides = _each(rows, columns), max(strips, panels)
+    each, sides = _each(rows, columns, depth), max(strips, panels)
     memory, split = aligned(scratch), aligned(packed)
     if packed.size > 0 and packed[packed.size - 1] == 0:
         _split_b(b, 0, columns, 0, depth, memory, split)

@@ -322,7 +322,7 @@ def packed_size(rows: int, columns: int, depth: int) -> int:
 
 def nt_scratch(rows: int, columns: int, depth: int) -> int:
     if uses_amx(rows, columns, depth):
-        return amx_scratch(rows, columns)
+        return amx_scratch(rows, columns, depth)
     return (threads() if rows * columns * depth >= SERIAL_BELOW else 1) * int(_scratch_size(rows, columns, depth))
 
 
