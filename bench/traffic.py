@@ -175,7 +175,7 @@ def product(
 def product_on_amx(rows: int, columns: int, depth: int, threads: int, packed: bool = False) -> list[Stream]:
     """Return what kernels/matmul/amx_product.py moves: numbers of PARTS bytes, in strips and panels of SIDE."""
     mine = (rows, _up(columns, threads)) if columns >= rows else (_up(rows, threads), columns)
-    block, whole = SIDE * block_of_strips.py_func(*mine, depth), depth_of_strips.py_func(rows, depth)
+    block, whole = SIDE * block_of_strips.py_func(rows, columns, depth), depth_of_strips.py_func(rows, depth)
     strips, panels, blocks, again = _up(rows, SIDE), _up(columns, SIDE), _up(mine[0], block), _up(depth, DEPTH) - 1
     a, b, out = PARTS * rows * depth, PARTS * columns * depth, FLOAT * rows * columns
     copies = threads if columns >= rows else 1  # threads that split all of a

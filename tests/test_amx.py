@@ -21,26 +21,31 @@ pytestmark = pytest.mark.skipif(not HAS_AMX, reason="this CPU has no AMX")
 EPSILON = 2.0**-24  # the largest relative error of a rounded float32
 
 
-def products(a: np.ndarray, b: np.ndarray, relu: bool = False) -> list[np.ndarray]:
-    """Return a @ b by nn, nn with packed weights, nt and tn. Scratch is filled with NaN, and has a guard."""
+def products(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None, relu: bool = False) -> list[np.ndarray]:
+    """Return a @ b by nn, nn with packed weights, nt and tn (not with a bias or relu).
+
+    Scratch is filled with NaN, and has a guard.
+    """
     (m, k), n = a.shape, b.shape[1]
     assert uses_amx(m, n, k)
-    found, none = [], np.empty(0, np.float32)
+    found, none = [], np.empty(0, a.dtype)
 
     def run(kind: str, *operands: np.ndarray, packed: np.ndarray | None = None) -> None:
         size = getattr(cpu, f"{kind}_scratch")(m, n, k)
-        raw, out = np.full(size + 64, np.nan, np.float32), np.full((m, n), np.nan, np.float32)
-        more = (none, relu, none if packed is None else packed) if kind == "nn" else ()
+        raw, out = np.full(size + 64, np.nan, a.dtype), np.full((m, n), np.nan, a.dtype)
+        first = none if bias is None else bias
+        more = (first, relu, none if packed is None else packed) if kind == "nn" else ()
         getattr(cpu, kind)(*operands, *more, raw[:size], out)
         assert np.isnan(raw[size:]).all()
         found.append(out)
 
-    packed = np.zeros(cpu.packed_size(m, n, k), np.float32)
+    packed = np.zeros(cpu.packed_size(m, n, k), a.dtype)
     run("nn", a, b)
     run("nn", a, b, packed=packed)
     run("nn", a, np.full_like(b, np.nan), packed=packed)  # b is not read again
-    run("nt", a, np.ascontiguousarray(b.T))
-    run("tn", np.ascontiguousarray(a.T), b)
+    if bias is None and not relu:
+        run("nt", a, np.ascontiguousarray(b.T))
+        run("tn", np.ascontiguousarray(a.T), b)
     return found
 
 
@@ -61,6 +66,19 @@ def test_as_exact_as_float32_sums(shape: tuple[int, int, int]) -> None:
     assert np.sqrt(np.mean(((first - exact) / size) ** 2)) <= EPSILON
     for other in others:
         assert other.tobytes() == first.tobytes()
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (64, 32, 784), (300, 256, 1024)])
+def test_float64_has_the_same_scratch_and_uses_vectors(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    random = np.random.default_rng(5)
+    a, b = random.standard_normal((m, k)), random.standard_normal((k, n))
+    for out in products(a, b):
+        np.testing.assert_allclose(out, a @ b, rtol=0, atol=1e-12 * np.sqrt(k))
+
+
+def test_scratch_is_small_for_many_rows() -> None:
+    assert max(cpu.nn_scratch(65536, 128, depth) for depth in (127, 128, 129)) <= threads() * 600_000
 
 
 def test_integers_are_exact() -> None:
@@ -111,6 +129,14 @@ def test_bits_depend_neither_on_threads_nor_on_caches(shape: tuple[int, int, int
     assert small.stdout.strip() == hashlib.sha256(found[0].tobytes()).hexdigest()
 
 
+def test_a_bias_is_added() -> None:
+    random = np.random.default_rng(6)
+    a, b, bias = (random.standard_normal(size).astype(np.float32) for size in ((90, 200), (200, 145), (145,)))
+    plain = products(a, b)[0]
+    for out in products(a, b, bias):
+        assert (out == plain + bias).all()
+
+
 def test_relu_keeps_nan_and_clips_the_rest() -> None:
     random = np.random.default_rng(3)
     a, b = (random.standard_normal(size).astype(np.float32) for size in ((90, 50), (50, 131)))
@@ -136,16 +162,44 @@ def test_winograd(kernel: int, images: int, side: int, channels: int, outputs: i
     def run(dtype: str, winograd: bool) -> list[np.ndarray]:
         some = [array.astype(dtype) for array in (x, dy, weight, none)]
         shapes = x.shape, weight.shape, *options, winograd
-        scratch = [np.full(getattr(conv, f"{name}_scratch")(*shapes), np.nan, dtype)
-                   for name in ("forward", "backward_input", "backward_weight")]  # fmt: skip
+        sizes = [getattr(conv, f"{name}_scratch")(*shapes) for name in ("forward", "backward_input", "backward_weight")]
+        raw = [np.full(size + 4096, np.nan, dtype) for size in sizes]
+        scratch = [array[:size] for array, size in zip(raw, sizes, strict=True)]
         y, dx, dweight = np.empty(dy.shape, dtype), np.empty(x.shape, dtype), np.empty(weight.shape, dtype)
         conv.forward(some[0], some[2], *[some[3]] * 4, False, *options, winograd, some[3], scratch[0], y)
         conv.backward_input(some[1], some[2], some[3], *options, winograd, scratch[1], dx)
         conv.backward_weight(some[0], some[1], *options, winograd, scratch[2], dweight)
+        assert all(np.isnan(array[size:]).all() for array, size in zip(raw, sizes, strict=True))
         return [y, dx, dweight]
 
-    for found, exact in zip(run("float32", True), run("float64", False), strict=True):
+    # Float64 uses vectors, in memory of the same size.
+    for found, double, exact in zip(run("float32", True), run("float64", True), run("float64", False), strict=True):
+        np.testing.assert_allclose(double, exact, rtol=0, atol=1e-13 * abs(exact).max() * channels)
         np.testing.assert_allclose(found, exact, rtol=0, atol=(2.5e-6 if kernel == 3 else 1e-5) * abs(exact).max())
+
+
+@pytest.mark.parametrize("dilation", [(1, 1), (2, 1)])
+def test_winograd_with_packed_weights_on_any_threads(dilation: tuple[int, int]) -> None:
+    """The same bits on one thread and two, and with weights that an earlier call has kept; also with dilation."""
+    random, before = np.random.default_rng(7), threads()
+    x, weight = random.standard_normal((6, 20, 21, 40)), random.standard_normal((3, 3, 40, 70))
+    x, weight, none = x.astype(np.float32), weight.astype(np.float32), np.empty(0, np.float32)
+    options = 1, (1, 1), dilation, dilation  # padding and dilation: y is as large as x
+    found = []
+    try:
+        for count in (1, 2):
+            set_threads(count)
+            shapes = x.shape, weight.shape, *options, True
+            scratch = np.full(conv.forward_scratch(*shapes), np.nan, np.float32)
+            packed = np.zeros(conv.packed_size(*shapes), np.float32)
+            for some in (none, packed, packed):
+                y = np.full((6, 20, 21, 70), np.nan, np.float32)
+                conv.forward(x, weight, *[none] * 4, False, *options, True, some, scratch, y)
+                found.append(y)
+    finally:
+        set_threads(before)
+    assert np.isfinite(found[0]).all()
+    assert len({y.tobytes() for y in found}) == 1
 
 
 def test_it_can_be_switched_off() -> None:

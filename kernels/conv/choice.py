@@ -16,7 +16,7 @@ It was measured with 64 images and stride 1 on 2 cores of a Zen 5 (AVX-512):
 With few channels, a vector is not full and the transforms cost more than they save. From 16 channels on, the form with
 the fewest multiplications is the fastest, or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two
 columns, otherwise F(4x4,3x3). The form does not depend on the number of images. So the result for an image does not
-depend on the other images of its batch.
+depend on the other images of its batch, except in the last bits on a CPU with AMX: AMX_TILES tiles or more use it.
 """
 
 from __future__ import annotations

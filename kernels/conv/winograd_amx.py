@@ -11,20 +11,23 @@ from numpy import ndarray
 from minidl.engine.jit import apart_jit, jit
 from minidl.kernels.matmul.amx import (
     BLOCK,
+    SHAPES,
     SIDE,
+    SQUARE,
+    begin_tiles,
     count_of,
+    end_tiles,
     multiply,
     multiply_streaming,
     parts_size,
     split_panels,
     split_strip,
+    split_transposed,
 )
-from minidl.kernels.matmul.pack import pack_columns
+from minidl.kernels.matmul.blocks import LANES
 from minidl.kernels.matmul.tile import lanes
 
-from .planes import plane_of, round_up, tile_of, weight_to_planes
-
-SQUARE = SIDE * SIDE + 2 * SIDE  # memory for a square of V, transposed
+from .planes import plane_of, round_up, row_of, tile_of, weight_to_planes
 
 
 @jit
@@ -67,24 +70,26 @@ def multiply_plane(
 
 
 @apart_jit
-def add_gradient_plane(
-    channels: int, outputs: int, count: int, accumulate: bool, v: ndarray, v_at: int, v_block: int, v_tiles: int,
-    d: ndarray, d_at: int, d_block: int, du: ndarray, du_at: int, du_row: int, memory: ndarray,
+def add_gradient_planes(
+    begin: int, end: int, channels: int, outputs: int, count: int, accumulate: bool, v: ndarray, v_plane: int,
+    d: ndarray, d_plane: int, du: ndarray, du_plane: int, memory: ndarray,
 ) -> None:  # fmt: skip
-    """Compute dU[k] = V[k]^T @ D[k], or add it to dU[k]; up to 31 rows more get any values.
+    """Compute dU[k] = V[k]^T @ D[k] for begin <= k < end, sums over `count` tiles, or add them to dU[k].
 
-    v, d: planes in blocks of v_block and d_block channels (`block` in to_planes), with v_tiles rows. A block fills a
-    strip or panel. memory: a square, and the parts of V and of a panel of D.
+    V and D consist of blocks of 32 channels (`block` in to_planes). Up to 31 rows after those of dU[k] get any values.
+    memory: a square, the parts of V[k], and the parts of a block of D[k]
     """
-    size = parts_size(1, count)
+    size, tiles = parts_size(1, count), (v_plane - LANES) // round_up(channels, SIDE)
     square, strips, panel = memory[:SQUARE], memory[SQUARE:], memory[SQUARE + parts_size(channels, count) :]
-    for c in range(0, channels, SIDE):
-        for t in range(0, count, SIDE):
-            some, deep, to = min(SIDE, channels - c), min(SIDE, count - t), c // SIDE * size + t // SIDE * BLOCK
-            pack_columns(v, v_at + c * v_tiles + t * v_block, v_block, some, deep, square, SIDE)
-            split_strip(square, 0, SIDE, some, deep, strips, to)
-    for o in range(0, outputs, SIDE):
-        split_panels(d, d_at + o * v_tiles, d_block, min(SIDE, outputs - o), count, panel, 0)
+    row = row_of(outputs)
+    begin_tiles(SHAPES)
+    for k in range(begin, end):
         for c in range(0, channels, SIDE):
-            multiply(channels - c, outputs - o, count_of(count), accumulate, strips, c // SIDE * size, panel, 0,
-                     du, du_at + c * du_row + o, du_row)  # fmt: skip
+            split_transposed(v, k * v_plane + c * tiles, SIDE, min(SIDE, channels - c), count, square, strips,
+                             c // SIDE * size)  # fmt: skip
+        for o in range(0, outputs, SIDE):
+            split_panels(d, k * d_plane + o * tiles, SIDE, min(SIDE, outputs - o), count, panel, 0)
+            for c in range(0, channels, SIDE):
+                multiply(channels - c, outputs - o, count_of(count), accumulate, strips, c // SIDE * size, panel, 0,
+                         du, k * du_plane + c * row + o, row)  # fmt: skip
+    end_tiles(SHAPES)

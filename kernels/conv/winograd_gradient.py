@@ -11,7 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
-from minidl.kernels.matmul.amx import SHAPES, SIDE, begin_tiles, end_tiles, parts_size
+from minidl.kernels.matmul.amx import SIDE, SQUARE, parts_size
 from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
 from minidl.kernels.matmul.product import product_panel
 from minidl.kernels.matmul.tile import lanes, panel_width
@@ -31,7 +31,7 @@ from .reference import Pair, output_size
 from .sizes import TILES_5X5
 from .tall import TALL_MR, tall_tile_side_by_side
 from .winograd import Shape, normalized, zeros_of
-from .winograd_amx import SQUARE, add_gradient_plane
+from .winograd_amx import add_gradient_planes
 
 
 @jit
@@ -49,7 +49,7 @@ def gradient_sizes(
     A small dU is computed as several partial sums, each over a range of tiles. They are added in order. For a large dU
     or few tiles there is only one partial sum. In this case, the threads divide the tiles of a group among themselves
     and transform them, then divide the planes among themselves and multiply. The number of partial sums does not depend
-    on the number of threads.
+    on the number of threads. On AMX dU is always large.
     """
     n = tile_of(form)[2]
     group, parts = 64, 8 if n * n * channels * outputs <= 2**16 else 4
@@ -90,8 +90,7 @@ def _gradient_tiles(
 @apart_jit
 def _gradient_products(
     begin: int, end: int, planes: int, x: ndarray, dy: ndarray, x_next: Pair, dy_next: Pair, count: int, kc: int,
-    accumulate: bool, amx: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
-    own: ndarray,
+    accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
     """Compute dU[k] = V[k]^T @ D[k] for begin <= k < end: sums over `count` tiles, kc tiles at a time. If `accumulate`,
     add them to dU[k].
@@ -105,15 +104,7 @@ def _gradient_products(
     columns, row = panel_width(v), row_of(outputs)
     panels = (outputs + columns - 1) // columns
     pixels, gradients = x.reshape(-1), dy.reshape(-1)
-    if amx:
-        begin_tiles(SHAPES)
-        for k in range(begin, end):
-            prefetch_part(pixels, x_next, k, planes)
-            prefetch_part(gradients, dy_next, k, planes)
-            add_gradient_plane(channels, outputs, count, accumulate, v, k * v_plane, v_block, v_tiles,
-                               d, k * d_plane, d_block, du, k * du_plane, row, own)  # fmt: skip
-        end_tiles(SHAPES)
-    for k in range(begin, end if not amx else begin):
+    for k in range(begin, end):
         for o in range(0, outputs, columns):
             d_at = k * d_plane + o // d_block * v_tiles * d_block + o % d_block
             prefetch_part(pixels, x_next, k * panels + o // columns, planes * panels)
@@ -134,7 +125,7 @@ def _gradient_products(
 @apart_jit
 def _gradient_part(
     form: int, x: ndarray, dy: ndarray, tiles: Tiles, padding: Pair, begin: int, end: int, group: int, own: ndarray,
-    v_plane: int, d_plane: int, du: ndarray, du_plane: int, before: ndarray, amx: bool,
+    v_plane: int, d_plane: int, du: ndarray, du_plane: int, before: ndarray,
 ) -> None:  # fmt: skip
     """Compute one partial sum of all planes: du[k] (C, O) = V[k]^T @ D[k] for the tiles `begin` to `end` - 1."""
     _, r, n = tile_of(form)
@@ -147,7 +138,7 @@ def _gradient_part(
         more = min(group, end - first - count)
         x_next = pixels_of(x, first + count, more, total, r - 1 - padding[0])
         _gradient_products(0, n * n, n * n, x, dy, x_next, pixels_of(dy, first + count, more, total, 0),
-                           count, count, first > begin, amx, v, v_plane, d, d_plane, du, du_plane, patch)  # fmt: skip
+                           count, count, first > begin, v, v_plane, d, d_plane, du, du_plane)  # fmt: skip
 
 
 @parallel_jit
@@ -189,18 +180,22 @@ def backward_weight(
                 for q in range(t * parts // tasks, (t + 1) * parts // tasks):
                     _gradient_part(form, x, dy, tiles, padding, q * total // parts, (q + 1) * total // parts, group,
                                    own[t * each : (t + 1) * each], v_plane, d_plane,
-                                   du[q * part : (q + 1) * part], du_plane, before, amx)  # fmt: skip
+                                   du[q * part : (q + 1) * part], du_plane, before)  # fmt: skip
             elif transform:
                 begin = t * count // tasks
                 _gradient_tiles(form, x, dy, tiles, padding, first + begin, (t + 1) * count // tasks - begin, begin,
                                 shared, v_plane, shared[n * n * v_plane :], d_plane,
                                 own[t * each : (t + 1) * each], before)  # fmt: skip
             else:
-                # (0, 0): no prefetch, since it is not known which thread will read the next tiles.
-                kc = TILES_5X5 if form == F4X4_5X5 else count
-                _gradient_products(t * n * n // tasks, (t + 1) * n * n // tasks, n * n, x, dy, (0, 0), (0, 0), count,
-                                   kc, first > 0, amx, shared, v_plane, shared[n * n * v_plane :], d_plane, du,
-                                   du_plane, own[t * each : (t + 1) * each])  # fmt: skip
+                begin, stop, d = t * n * n // tasks, (t + 1) * n * n // tasks, shared[n * n * v_plane :]
+                if amx:
+                    add_gradient_planes(begin, stop, channels, outputs, count, first > 0, shared, v_plane, d, d_plane,
+                                        du, du_plane, own[t * each : (t + 1) * each])  # fmt: skip
+                else:
+                    # (0, 0): no prefetch, since it is not known which thread will read the next tiles.
+                    kc = TILES_5X5 if form == F4X4_5X5 else count
+                    _gradient_products(begin, stop, n * n, x, dy, (0, 0), (0, 0), count, kc, first > 0,
+                                       shared, v_plane, d, d_plane, du, du_plane)  # fmt: skip
 
 
 def backward_weight_scratch(

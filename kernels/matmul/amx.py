@@ -6,7 +6,7 @@ of 512 bits there are 32. A bfloat16 has only 8 significant bits. But three of t
 
     x = x1 + x2 + x3      x1 = x, rounded to bfloat16;  x2 = x - x1, rounded;  x3 = x - x1 - x2, which is exact
 
-    a * b  =  a1 b1  +  a1 b2 + a2 b1  +  a1 b3 + a2 b2 + a3 b1  +  ...      what is left out is below 2^-25 a * b
+    a * b  =  a1 b1  +  a1 b2 + a2 b1  +  a1 b3 + a2 b2 + a3 b1  +  ...      what is left out is below 2^-24 a * b
 
 A product of two bfloat16 is exact in float32. So six instructions give sums as accurate as those of float32, with 512 /
 6 = 85 multiply-adds per cycle. Their errors are even smaller than those of product.py: AMX adds 16 products up before
@@ -14,7 +14,7 @@ it adds them to the sum, so the large sum is rounded less often. Source: Henry, 
 bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019.
 
 What differs from float32: a product with an infinite number is NaN, also for |x| > 3.39e38, which x1 rounds to
-infinity. Parts below 2^-126 count as 0, so numbers below 2^-109 lose their last bits.
+infinity. Parts, products and sums below 2^-126 count as 0. So numbers below 2^-103 lose their last bits.
 
 Layout. `a` is split into strips of 32 rows, `b` into panels of 32 columns, both into blocks of 32 k. A block is 6 tiles
 of 1 KB: part 1, 2, 3, each with the 16 first and the 16 last rows (columns). In a tile of `a`, row i has the 32 numbers
@@ -34,15 +34,18 @@ from minidl.engine.jit import HAS_AMX, apart_jit, jit
 
 from .emitter import Emitter, Sums, Value
 from .emitter import instructions as any_instructions
+from .pack import pack_columns
 from .product import with_bias_and_relu
 
 SIDE = 32  # rows of a strip, columns of a panel, and k of a block
 TILE = 256  # float32 numbers in the memory of a tile
 BLOCK = 6 * TILE
+SQUARE = SIDE * SIDE + 2 * SIDE  # memory for a square of numbers, transposed by pack_columns
 PRODUCTS = (0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)  # parts of a and b; each pair shares one with the next pair
 HALF, UPPER = 0x8000, 0xFFFF0000  # half of the last place of a bfloat16, and its bits, in those of a float32
 
 # The shapes of the tiles, as the instruction ldtilecfg expects them: palette 1; 8 tiles with rows of 64 bytes, 16 rows.
+# As float32, since an Emitter takes its type from an array of floats.
 _bytes = np.zeros(64, np.uint8)
 _bytes[0], _bytes[16:32].view(np.uint16)[:], _bytes[48:56] = 1, 64, 16
 SHAPES = _bytes.view(np.float32)
@@ -120,9 +123,9 @@ def _make_split_pair(whole: bool) -> Any:
             offset = e.times(step, i)
             bits.append(_parts(e, e.load(x, offset) if whole else e.load_masked(x, offset, e.mask(0, some))))
         words = ir.VectorType(ir.IntType(32), e.lanes)
-        half, upper = (ir.Constant(words, [value] * e.lanes) for value in (16, UPPER))
+        sixteen, upper = (ir.Constant(words, [value] * e.lanes) for value in (16, UPPER))
         for part, (even, odd) in enumerate(zip(*bits)):
-            row = e.builder.or_(e.builder.lshr(even, half), e.builder.and_(odd, upper))
+            row = e.builder.or_(e.builder.lshr(even, sixteen), e.builder.and_(odd, upper))
             e.store(e.builder.bitcast(row, e.vector), target, part * 2 * TILE)
 
     return split_pair
@@ -146,6 +149,20 @@ def split_strip(x: ndarray, at: int, row: int, rows: int, depth: int, target: nd
 
 
 @apart_jit
+def split_transposed(
+    x: ndarray, at: int, step: int, rows: int, depth: int, square: ndarray, target: ndarray, to: int
+) -> None:
+    """Split a strip of a transposed matrix: x[at + i + k * step] for i < rows <= 32, k < depth.
+
+    square: memory for 32 x 32 numbers, transposed
+    """
+    for k in range(0, depth, SIDE):
+        deep = min(SIDE, depth - k)
+        pack_columns(x, at + k * step, step, rows, deep, square, SIDE)
+        split_strip(square, 0, SIDE, rows, deep, target, to + k // SIDE * BLOCK)
+
+
+@apart_jit
 def split_panels(x: ndarray, at: int, step: int, columns: int, depth: int, target: ndarray, to: int) -> None:
     """Split panels, one after the other: x[at + k * step + j] for j < columns, k < depth."""
     size = parts_size(1, depth)
@@ -165,7 +182,7 @@ def split_panels(x: ndarray, at: int, step: int, columns: int, depth: int, targe
 def _tile_instruction(e: Emitter, name: str, *arguments: Any) -> None:
     """Write an instruction on tiles. An int is the number of a tile."""
     values = [ir.Constant(ir.IntType(8), x) if isinstance(x, int) else x for x in arguments]
-    e._call(f"llvm.x86.{name}", ir.VoidType(), *values)
+    e.call(f"llvm.x86.{name}", ir.VoidType(), *values)
 
 
 def _address(e: Emitter, start: Value, offset: Any) -> Value:

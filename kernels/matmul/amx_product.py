@@ -21,12 +21,13 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import HAS_AMX, apart_jit, jit, parallel_jit, prange, threads
+from minidl.engine.jit import HAS_AMX, apart_jit, jit, parallel_jit, prange
 
 from .amx import (
     BLOCK,
     SHAPES,
     SIDE,
+    SQUARE,
     begin_tiles,
     count_of,
     end_tiles,
@@ -35,6 +36,7 @@ from .amx import (
     parts_size,
     split_panels,
     split_strip,
+    split_transposed,
 )
 from .blocks import LINE, MC_KC, aligned
 from .operands import Left, Right
@@ -42,8 +44,6 @@ from .pack import pack_columns
 
 LEAST_ROWS, LEAST_COLUMNS, LEAST_DEPTH = 64, 128, 32  # measured: for smaller products vectors are faster
 DEPTH = 128
-SQUARE = SIDE * SIDE
-SPARE = SQUARE + 2 * SIDE  # a square of a or b, transposed; or a tile of sums
 
 
 @jit
@@ -60,22 +60,17 @@ def depth_of_strips(rows: int, depth: int) -> int:
 
 @jit
 def block_of_strips(rows: int, columns: int, depth: int) -> int:
-    """Return the strips of a block, for the rows and columns of a thread."""
-    if depth_of_strips(rows, depth) == depth:
+    """Return the strips of a block. A thread may have fewer rows or columns of out than these."""
+    if parts_size(rows, depth) <= MC_KC:
         return count_of(rows)
     return min(count_of(rows), max(1, MC_KC // (DEPTH // SIDE * BLOCK + SIDE * columns)))
 
 
 @jit
-def _each(rows: int, columns: int, depth: int) -> int:
+def memory_of_thread(rows: int, columns: int, depth: int) -> int:
     """Return the size of a thread's memory: a square, a piece of a panel, and a block of strips."""
     strips = block_of_strips(rows, columns, depth) * parts_size(1, depth_of_strips(rows, depth))
-    return SPARE + DEPTH // SIDE * BLOCK + strips
-
-
-def amx_scratch(rows: int, columns: int, depth: int) -> int:
-    """Return the number of elements of scratch."""
-    return int(LINE + threads() * _each(rows, columns, depth))
+    return SQUARE + DEPTH // SIDE * BLOCK + strips
 
 
 @apart_jit
@@ -87,11 +82,8 @@ def _split_a(a: Left, top: int, rows: int, k: int, depth: int, spare: ndarray, t
         at = (top + first) * a.row + k * a.step
         if a.step == 1:
             split_strip(a.numbers, at, a.row, some, depth, target, to)
-            continue
-        for j in range(0, depth, SIDE):
-            deep = min(SIDE, depth - j)
-            pack_columns(a.numbers, at + j * a.step, a.step, some, deep, spare, SIDE)
-            split_strip(spare, 0, SIDE, some, deep, target, to + j // SIDE * BLOCK)
+        else:
+            split_transposed(a.numbers, at, a.step, some, depth, spare, target, to)
 
 
 @apart_jit
@@ -132,9 +124,9 @@ def _share(
     """Compute out[top:bottom, left:right]; top and left are multiples of 32."""
     columns, vector = out.shape[1], out.reshape(out.size)
     size = DEPTH // SIDE * BLOCK
-    spare, panel, strips = own[:SPARE], own[SPARE : SPARE + size], own[SPARE + size :]
+    spare, panel, strips = own[:SQUARE], own[SQUARE : SQUARE + size], own[SQUARE + size :]
     whole = depth_of_strips(out.shape[0], depth)
-    block = strips.size // parts_size(1, whole) * SIDE
+    block = block_of_strips(out.shape[0], columns, depth) * SIDE
     long = 0  # k in the strips
     begin_tiles(SHAPES)
     for first in range(top, bottom, block):
@@ -165,17 +157,20 @@ def _share(
 
 @parallel_jit
 def amx_product(
-    a: Left, b: Right, depth: int, bias: ndarray, relu: bool, packed: ndarray, scratch: ndarray, out: ndarray
-) -> None:
-    """Compute out[m, n] = the sum over k < depth of a[m, k] * b[k, n], plus bias[n]. packed: see reference.py."""
+    parts: int, a: Left, b: Right, depth: int, bias: ndarray, relu: bool, packed: ndarray, scratch: ndarray,
+    out: ndarray,
+) -> None:  # fmt: skip
+    """Compute out[m, n] = the sum over k < depth of a[m, k] * b[k, n], plus bias[n], on `parts` threads.
+
+    packed: see reference.py; scratch: memory_of_thread numbers for each of the threads, and LINE more
+    """
     rows, columns = out.shape
     strips, panels = count_of(rows), count_of(columns)
-    each, sides = _each(rows, columns, depth), max(strips, panels)
-    memory, split = aligned(scratch), aligned(packed)
+    sides, memory, split = max(strips, panels), aligned(scratch), aligned(packed)
+    each = memory.size // parts // LINE * LINE
     if packed.size > 0 and packed[packed.size - 1] == 0:
         _split_b(b, 0, columns, 0, depth, memory, split)
         packed[packed.size - 1] = 1
-    parts = memory.size // each
     for part in prange(parts):
         p = np.int64(part)  # a prange index is unsigned: Numba would compute unsigned + signed in float64
         first, last = p * sides // parts * SIDE, (p + 1) * sides // parts * SIDE

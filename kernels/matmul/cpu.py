@@ -13,7 +13,8 @@ Two kinds of products have tiles in another order or of another form: those of s
 those of few rows (few.py).
 
 Each sum is computed by a single thread: it sums pieces of KC products in the order of k, and adds the pieces up. KC
-depends only on the depth. So bits depend neither on the number of threads nor on the number of rows and columns.
+depends only on the depth. So bits depend neither on the number of threads nor on the number of rows and columns. Large
+products of float32 numbers are computed on AMX, if the CPU has it (amx_product.py): their last bits differ.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from numpy import ndarray
 from minidl.engine.jit import HAS_AMX, apart_jit, jit, parallel_jit, prange, threads
 
 from .amx import parts_size
-from .amx_product import amx_product, amx_scratch, uses_amx
+from .amx_product import amx_product, memory_of_thread, uses_amx
 from .blocks import LANES, LINE, MC_KC, MOST_FEW, NR, PRODUCT_MR, block_depth, block_rows, few_panels, few_rows
 from .few import few_tile
 from .operands import Left, Right
@@ -81,6 +82,12 @@ def _scratch_size(rows: int, columns: int, depth: int) -> int:
     strips = (mc + PRODUCT_MR - 1) // PRODUCT_MR if columns > (PACK_A_PANELS - 1) * LANES else 1
     packed_a = strips * PRODUCT_MR * kc + LANES * (PRODUCT_MR + 1)
     return _packed_size(depth) + (packed_a + LANES - 1) // LANES * LANES
+
+
+@jit
+def _memory_on_amx(rows: int, columns: int, depth: int) -> int:
+    """Return the size of a thread's scratch on AMX; float64, whose product has the same scratch, uses vectors."""
+    return max(memory_of_thread(rows, columns, depth), _scratch_size(rows, columns, depth))
 
 
 @apart_jit
@@ -270,7 +277,9 @@ def _product(
     if depth == 0:
         _empty_sums(bias, relu, out)
     elif HAS_AMX and uses_amx(out.shape[0], out.shape[1], depth) and lanes(out) == LANES:
-        amx_product(a, b, depth, bias, relu, packed, scratch, out)
+        # HAS_AMX is a constant: without AMX, Numba leaves this branch out.
+        parts = scratch.size // _memory_on_amx(out.shape[0], out.shape[1], depth)
+        amx_product(parts, a, b, depth, bias, relu, packed, scratch, out)
     elif packed.size > 0:
         _pack_all(b, depth, out.shape[1], packed)
         panels = Right(packed, panel_width(out) * depth, panel_width(out), 1, True)
@@ -322,7 +331,7 @@ def packed_size(rows: int, columns: int, depth: int) -> int:
 
 def nt_scratch(rows: int, columns: int, depth: int) -> int:
     if uses_amx(rows, columns, depth):
-        return amx_scratch(rows, columns, depth)
+        return LINE + threads() * int(_memory_on_amx(rows, columns, depth))
     return (threads() if rows * columns * depth >= SERIAL_BELOW else 1) * int(_scratch_size(rows, columns, depth))
 
 

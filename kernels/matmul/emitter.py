@@ -137,12 +137,12 @@ class Emitter:
         """Load the lanes that the mask selects; the others are 0, and their memory is not read."""
         align, otherwise = ir.IntType(32)(self.bytes), self.filled(0.0)
         arguments = self.pointer(start, offset), align, mask, otherwise
-        return self._call(f"llvm.masked.load.{self.suffix}.p0", self.vector, *arguments)
+        return self.call(f"llvm.masked.load.{self.suffix}.p0", self.vector, *arguments)
 
     def store_masked(self, vector: Value, start: Value, offset: Offset, mask: Value) -> None:
         """Store the lanes that the mask selects; the memory of the others is not written."""
         arguments = vector, self.pointer(start, offset), ir.IntType(32)(self.bytes), mask
-        self._call(f"llvm.masked.store.{self.suffix}.p0", ir.VoidType(), *arguments)
+        self.call(f"llvm.masked.store.{self.suffix}.p0", ir.VoidType(), *arguments)
 
     def mask(self, v: int, width: Value) -> Value:
         """Return a mask that selects the lanes of vector v that are within the first `width` columns."""
@@ -160,7 +160,7 @@ class Emitter:
         """Return x * y + z, rounded only once if the CPU has an instruction for it."""
         if not HAS_FMA:
             return self.builder.fadd(self.builder.fmul(x, y), z)
-        return self._call(f"llvm.fma.{self.suffix}", self.vector, x, y, z)
+        return self.call(f"llvm.fma.{self.suffix}", self.vector, x, y, z)
 
     def scale_shift(self, x: Value, bias: Value, scale: Value, shift: Value) -> Value:
         """Return (x + bias) * scale + shift, each step rounded."""
@@ -174,9 +174,10 @@ class Emitter:
         """Begin to load the cache line of start[offset], to read or write it, into the cache of this level (1 or 2)."""
         flag, pointer = ir.IntType(32), self.builder.bitcast(self.at(start, offset), ir.IntType(8).as_pointer())
         locality, data = 4 - level, 1  # LLVM's codes: 3 for the first level, 2 for the second; data, not instructions
-        self._call("llvm.prefetch.p0", ir.VoidType(), pointer, flag(int(write)), flag(locality), flag(data))
+        self.call("llvm.prefetch.p0", ir.VoidType(), pointer, flag(int(write)), flag(locality), flag(data))
 
-    def _call(self, name: str, result: Any, *arguments: Value) -> Value:
+    def call(self, name: str, result: Any, *arguments: Value) -> Value:
+        """Call a function of LLVM, such as llvm.fma.v16f32; result: the type of what it returns."""
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
         return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments)
 

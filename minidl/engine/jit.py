@@ -47,6 +47,7 @@ from numba.core.registry import cpu_target  # noqa: E402
 from numpy import ndarray as Part  # noqa: E402  # an array of which a function receives one part, see `in_parts`
 
 from minidl.engine.kernel_cache import KernelCache, find_folder  # noqa: E402
+from minidl.errors import ConfigError  # noqa: E402
 
 
 def _use_whole_vectors() -> None:
@@ -70,8 +71,8 @@ def _has_amx() -> bool:
 
     A process must ask Linux for them, since a thread that uses them needs 8 KB more when it is interrupted.
     """
-    features = binding.get_host_cpu_features()
-    if isa() or not (features.get("amx-bf16") and features.get("amx-tile") and sys.platform == "linux"):
+    compiled_for = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+    if sys.platform != "linux" or not {"+amx-bf16", "+amx-tile", "+avx512bw"} <= set(compiled_for):
         return False
     arch_prctl, request_permission, tiles = 158, 0x1023, 18
     return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tiles) == 0)
@@ -105,6 +106,8 @@ def _vector_unit() -> tuple[int, int, bool]:
 
 
 VECTOR_BYTES, REGISTERS, HAS_FMA = _vector_unit()
+if isa() == "avx512" and VECTOR_BYTES < 64:
+    raise ConfigError("MINIDL_ISA is 'avx512', which this CPU lacks: unset it, or choose avx2 or portable")
 
 
 # -- decorators -------------------------------------------------------------------------------------------------------
