@@ -39,7 +39,8 @@ class PackedWeights:
                 calls.replace(call, call.replaced(packed=self._place(call, weight)))
 
     def _place(self, call: Call, weight: Place) -> Place:
-        cpu, key = Device("cpu"), (weight.offset, weight.like.shape, weight.like.dtype)
+        cpu = Device("cpu")
+        key: tuple[Hashable, ...] = (weight.offset, weight.like.shape, weight.like.dtype)
         if call.name == "matmul.nn":
             size = cpu.matmul.packed_size(call.arguments["a"].like.shape[0], *weight.like.shape[::-1])
         else:
