@@ -60,10 +60,10 @@ def depth_of_strips(rows: int, depth: int) -> int:
 
 @jit
 def block_of_strips(rows: int, columns: int, depth: int) -> int:
-    """Return the strips of a block. A thread may have fewer rows or columns of out than these."""
+    """Return the strips of a block: with all columns of out, it would fill L2. A thread has a part of the columns."""
     if parts_size(rows, depth) <= MC_KC:
         return count_of(rows)
-    return min(count_of(rows), max(1, MC_KC // (DEPTH // SIDE * BLOCK + SIDE * columns)))
+    return min(count_of(rows), max(1, 2 * MC_KC // (DEPTH // SIDE * BLOCK + SIDE * columns)))
 
 
 @jit
