@@ -99,12 +99,12 @@ def _convolve_sizes(
     v_plane, m_plane = plane_of(group, row_of(channels)), plane_of(group, row_of(outputs))
     patch = n * n * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
     band = group * 16 * channels if normalizes else 0
+    least = 0
     if on_amx(channels, outputs, tiles):  # M replaces V. Float64, whose sizes are the same, uses m_plane
-        u_plane = parts_size(outputs, channels)
+        u_plane, least = parts_size(outputs, channels), weight_memory(form, outputs)
         v_plane = plane_of(round_up(group, SIDE), max(row_of(channels), row_of(outputs)))
         patch += parts_size(group, channels)
-        patch += max(0, weight_memory(form, outputs) - n * n * (v_plane + m_plane) - patch)
-    return group, u_plane, v_plane, m_plane, n * n * (v_plane + m_plane) + band + patch + LANES
+    return group, u_plane, v_plane, m_plane, max(least, n * n * (v_plane + m_plane) + band + patch + LANES)
 
 
 @apart_jit
