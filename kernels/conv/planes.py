@@ -22,6 +22,7 @@ from .transforms import (
     EIGHT_POINTS,
     FOUR_POINTS,
     SIX_POINTS,
+    make_normalizing_transform,
     make_output_transform,
     make_transform,
     matrices,
@@ -31,6 +32,7 @@ from .transforms import (
 # The matrices for tiles of n x n inputs, n = 4, 6 and 8.
 _AT, _G, _BT = zip(matrices(FOUR_POINTS, 2, 3), matrices(SIX_POINTS, 4, 3), matrices(EIGHT_POINTS, 4, 5), strict=True)
 _input, _weight, _output = make_transform(*_BT), make_transform(*_G), make_output_transform(*_AT)
+_normalized_input = make_normalizing_transform(_BT[1])
 _spread, _gather = (make_transform(*map(transposed, some)) for some in (_AT, _G))
 
 
@@ -172,12 +174,13 @@ def prefetch_part(numbers: ndarray, place: Pair, part: int, parts: int) -> None:
 @apart_jit
 def to_planes(
     form: int, spread: bool, x: ndarray, tiles: Tiles, padding: Pair, first: int, count: int,
-    planes: ndarray, plane: int, block: int, at_tile: int, patch: ndarray, zeros: ndarray,
+    planes: ndarray, plane: int, block: int, at_tile: int, patch: ndarray, zeros: ndarray, before: ndarray,
 ) -> None:  # fmt: skip
     """Transform `count` tiles of x, beginning with tile `first`, and write them to the planes from row `at_tile` on.
 
     A tile d becomes BT d B. If `spread`, x is dy, and d becomes A d AT. The layout of a plane is (channels / block,
-    tiles, block). If the channels do not fill whole vectors, each tile is first copied to `patch`.
+    tiles, block). If the channels do not fill whole vectors, each tile is first copied to `patch`. If they do, the
+    pixels can be normalised and rectified as they are read: see Norms (winograd.py) for `before`.
     """
     m, _, n = tile_of(form)
     height, width, channels = x.shape[1:]
@@ -187,7 +190,7 @@ def to_planes(
     image, place = divmod(first, tiles[0] * tiles[1])
     down, across = divmod(place, tiles[1])
     block_step = (plane - LANES) // round_up(channels, block) * block
-    through = step != channels
+    through, constants = step != channels, before.reshape(-1)
     row_step, column_step = tiles[2] * width * channels, tiles[3] * channels
     source, x_row, x_column = (patch, side * step, step) if through else (pixels, row_step, column_step)
     for t in range(at_tile, at_tile + count):
@@ -202,7 +205,10 @@ def to_planes(
         for c in range(0, step, lanes(x)):
             if c == next_block:
                 to, next_block = to + block_step - block, next_block + block
-            if spread:
+            if before.size:
+                _normalized_input(source, at + c, x_row, x_column, rows, columns, zeros, planes, to, n * plane, plane,
+                                  constants, c, channels)  # fmt: skip
+            elif spread:
                 _spread(n, source, at + c, x_row, x_column, rows, columns, zeros, planes, to, n * plane, plane)
             else:
                 _input(n, source, at + c, x_row, x_column, rows, columns, zeros, planes, to, n * plane, plane)

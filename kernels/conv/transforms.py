@@ -13,7 +13,7 @@ infinity, the error is two to five times smaller, and the number of instructions
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -21,6 +21,7 @@ from minidl.engine.jit import REGISTERS
 from minidl.kernels.matmul.emitter import Emitter, Offset, Value, instructions
 
 Matrix = list[list[Fraction]]
+Load = Callable[[int, Value, Offset], Value]  # load X[i][j]: i, the pointer to row i, the offset of column j
 FOUR_POINTS = [Fraction(0), Fraction(1), Fraction(-1)]  # and infinity
 SIX_POINTS = [Fraction(0), Fraction(3, 4), Fraction(-3, 4), Fraction(3, 2), Fraction(-3, 2)]  # and infinity
 EIGHT_POINTS = [*FOUR_POINTS, Fraction(1, 2), Fraction(-1, 2), Fraction(2), Fraction(-2)]  # and infinity
@@ -173,23 +174,63 @@ def make_transform(*matrices: Matrix) -> Any:
         zeros: Value, y: Value, y_at: Value, y_row: Value, y_column: Value,
     ) -> None:  # fmt: skip
         x, y = e.at(x, x_at), e.at(y, y_at)
+
+        def load(i: int, start: Value, offset: Offset) -> Value:
+            return e.load(start, offset)
+
         for matrix in _for_size(e, n, matrices):
-            sides = range(len(matrix[0]))
-            starts = [e.builder.select(_within(e, i, rows), e.at(x, e.times(x_row, i)), zeros) for i in sides]
-            for some in _parts(matrix):
-                middle = [_column(e, matrix[some], starts, e.times(x_column, j), _within(e, j, columns)) for j in sides]
-                for i, row in zip(range(len(matrix))[some], zip(*middle, strict=True), strict=True):
-                    for j, vector in enumerate(multiply(e, matrix, list(row))):
-                        e.store(vector, e.at(y, e.times(y_row, i)), e.times(y_column, j))
+            _write(e, matrix, load, x, x_row, x_column, rows, columns, zeros, y, y_row, y_column)
 
     return transform
 
 
-def _column(e: Emitter, matrix: Matrix, starts: list[Value], offset: Offset, inside: Value) -> list[Value]:
+def make_normalizing_transform(matrix: Matrix) -> Any:
+    """Return a function like make_transform's that first replaces each X[i][j] within the ranges by
+
+        max((X[i][j] - mean) * scale + bias, 0)        each step rounded
+
+    mean begins at before[before_at]; scale and bias follow at intervals of before_step.
+    """
+
+    @instructions
+    def transform(
+        e: Emitter, x: Value, x_at: Value, x_row: Value, x_column: Value, rows: Value, columns: Value, zeros: Value,
+        y: Value, y_at: Value, y_row: Value, y_column: Value, before: Value, before_at: Value, before_step: Value,
+    ) -> None:  # fmt: skip
+        b, x, y, before, zero = e.builder, e.at(x, x_at), e.at(y, y_at), e.at(before, before_at), e.filled(0.0)
+        mean, scale, bias = (e.load(before, e.times(before_step, i)) for i in range(3))
+        inside = [e.broadcast(_within(e, i, rows)) for i in range(len(matrix))]
+
+        def load(i: int, start: Value, offset: Offset) -> Value:
+            z = b.fadd(b.fmul(b.fsub(e.load(start, offset), mean), scale), bias)
+            return b.select(inside[i], e.at_least(z, zero), zero)
+
+        _write(e, matrix, load, x, x_row, x_column, rows, columns, zeros, y, y_row, y_column)
+
+    return transform
+
+
+def _write(
+    e: Emitter, matrix: Matrix, load: Load, x: Value, x_row: Value, x_column: Value, rows: Value, columns: Value,
+    zeros: Value, y: Value, y_row: Value, y_column: Value,
+) -> None:  # fmt: skip
+    """Write the instructions of make_transform for one matrix."""
+    sides = range(len(matrix[0]))
+    starts = [e.builder.select(_within(e, i, rows), e.at(x, e.times(x_row, i)), zeros) for i in sides]
+    for some in _parts(matrix):
+        middle = [_column(e, matrix[some], load, starts, e.times(x_column, j), _within(e, j, columns)) for j in sides]
+        for i, row in zip(range(len(matrix))[some], zip(*middle, strict=True), strict=True):
+            for j, vector in enumerate(multiply(e, matrix, list(row))):
+                e.store(vector, e.at(y, e.times(y_row, i)), e.times(y_column, j))
+
+
+def _column(
+    e: Emitter, matrix: Matrix, load: Load, starts: list[Value], offset: Offset, inside: Value
+) -> list[Value]:
     """Write matrix @ c, or 0 if c is not `inside`. c is a column of X: the vectors at `offset` in each row."""
 
     def product() -> dict[int, Value]:
-        return dict(enumerate(multiply(e, matrix, [e.load(start, offset) for start in starts])))
+        return dict(enumerate(multiply(e, matrix, [load(i, start, offset) for i, start in enumerate(starts)])))
 
     return list(e.when(inside, product, {i: e.filled(0.0) for i in range(len(matrix))}).values())
 

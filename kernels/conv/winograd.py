@@ -28,7 +28,7 @@ from minidl.kernels.matmul.amx import SHAPES, SIDE, begin_tiles, end_tiles, part
 from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
 from minidl.kernels.matmul.product import product_panel
 from minidl.kernels.matmul.tile import lanes, panel_width
-from minidl.kernels.norm.blocks import BLOCK_ROWS, gradients_of_block, moments_of_block, normalize_rows
+from minidl.kernels.norm.blocks import BLOCK_ROWS, gradients_of_block, moments_of_block
 
 from .choice import F4X4_3X3, F4X4_5X5, Tiles, count_of, on_amx, tiles_of
 from .planes import (
@@ -56,7 +56,7 @@ BLOCK_TILES = BLOCK_ROWS // 16  # tiles of 4x4 outputs in a block of rows
 class Norms(NamedTuple):
     """What a convolution does for the batch norms beside it (kernels/conv_norm). It is nothing if an array has size 0.
 
-    before (3, C): mean, scale and bias; x is first normalised with them, and rectified.
+    before (3, C): mean, scale and bias; x is first normalised with them, and rectified. C is a multiple of LANES.
     sums (blocks, 2, O): for the sums of what is written, y or dx (kernels/norm/blocks.py).
     x, constants, relu, relu_y: arguments of gradients_of_block; x is a vector, and empty if `sums` are moments.
     """
@@ -87,24 +87,20 @@ def zeros_of(form: int, channels: int, outputs: int, dilation: Pair) -> int:
 
 @jit
 def _convolve_sizes(
-    form: int, channels: int, outputs: int, tiles: int, dilation: Pair, normalizes: bool
+    form: int, channels: int, outputs: int, tiles: int, dilation: Pair
 ) -> tuple[int, int, int, int, int]:
-    """Return five numbers: tiles in a group; sizes of a plane of U, of V and of M; size of a task's memory.
-
-    normalizes: whether the memory also holds the normalised pixels of a group.
-    """
+    """Return five numbers: tiles in a group; sizes of a plane of U, of V and of M; size of a task's memory."""
     n = tile_of(form)[2]
     group = group_of(n * n, channels, outputs, tiles)
     u_plane = plane_of(channels, round_up(outputs, NR))
     v_plane, m_plane = plane_of(group, row_of(channels)), plane_of(group, row_of(outputs))
     patch = n * n * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
-    band = group * 16 * channels if normalizes else 0
     least = 0
     if on_amx(channels, outputs, tiles):  # M replaces V. Float64, whose sizes are the same, uses m_plane
         u_plane, least = parts_size(outputs, channels), weight_memory(form, outputs)
         v_plane = plane_of(round_up(group, SIDE), max(row_of(channels), row_of(outputs)))
         patch += parts_size(group, channels)
-    return group, u_plane, v_plane, m_plane, max(least, n * n * (v_plane + m_plane) + band + patch + LANES)
+    return group, u_plane, v_plane, m_plane, max(least, n * n * (v_plane + m_plane) + patch + LANES)
 
 
 @apart_jit
@@ -123,10 +119,7 @@ def _convolve_group(
     zeros = own[own.size - zeros_of(form, channels, outputs, tiles[2:]) :]
     zeros[:] = 0
     v_row, m_row = row_of(channels), row_of(outputs)
-    band = count * 16 * channels if norms.before.size else 0
-    images, tile = normalized(x, tiles, first, count, norms.before, patch[:band])
-    patch = patch[band:]
-    to_planes(form, False, images, tiles, padding, tile, count, v, v_plane, v_row, 0, patch, zeros)
+    to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_row, 0, patch, zeros, norms.before)
     columns, kc = panel_width(x), KC_5X5 if form == F4X4_5X5 else channels
     total = count_of(x.shape[0], tiles)
     following = pixels_of(x, first + count, more, total, r - 1 - padding[0])
@@ -156,23 +149,6 @@ def _convolve_group(
     from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, shortcut, patch, begin, stop, y)
     if norms.sums.size:
         _add_up(y, first, count, patch, norms)
-
-
-@apart_jit
-def normalized(
-    x: ndarray, tiles: Tiles, first: int, count: int, before: ndarray, band: ndarray
-) -> tuple[ndarray, int]:
-    """Return images that contain `count` tiles of x (N, H, W, C), and the first of these tiles in the images.
-
-    Unless `before` (see Norms) is empty, the tiles cover whole images. These are normalised and rectified in `band`.
-    """
-    if before.size == 0:
-        return x, first
-    _, height, width, channels = x.shape
-    image, images = first // (tiles[0] * tiles[1]), count // (tiles[0] * tiles[1])
-    rows, none = x[image : image + images].reshape(-1, channels), np.empty((0, channels), x.dtype)
-    normalize_rows(rows, before[0], before[1], before[2], none, True, band.reshape(-1, channels))
-    return band.reshape(images, height, width, channels), 0
 
 
 @apart_jit
@@ -264,8 +240,7 @@ def _convolve(
     vector = lanes(x)
     tiles = tiles_of(m, y.shape[1], y.shape[2], dilation)
     total = count_of(y.shape[0], tiles)
-    group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, channels, outputs, total, dilation,
-                                                            norms.before.size > 0)  # fmt: skip
+    group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, channels, outputs, total, dilation)
     memory = aligned(scratch)
     u, rest = aligned(packed if packed.size else scratch)[: n * n * u_plane], memory[n * n * u_plane :]
     first_step = 1 if packed.size and packed[packed.size - 1] else 0  # whether U is in `packed` already
@@ -321,13 +296,11 @@ def backward_input(
               norms)  # fmt: skip
 
 
-def _convolve_scratch(
-    form: int, channels: int, outputs: int, images: int, out: Pair, dilation: Pair, normalizes: bool
-) -> int:
+def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: Pair, dilation: Pair) -> int:
     m, _, n = tile_of(form)
     tiles = tiles_of(m, *out, dilation)
     total = count_of(images, tiles)
-    group, u_plane, _, _, each = _convolve_sizes(form, channels, outputs, total, dilation, normalizes)
+    group, u_plane, _, _, each = _convolve_sizes(form, channels, outputs, total, dilation)
     divides = divides_outputs(n * n, channels, outputs, total)
     jobs = max(1, min(threads(), outputs // NR if divides else -(-total // group)))
     jobs = 1 if n * n * total * channels * outputs < WINOGRAD_SERIAL else jobs
@@ -338,18 +311,16 @@ def packed_size(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilati
     """Return the number of elements of forward's `packed`: U, and whether it is there."""
     m, _, n = tile_of(form)
     total = count_of(x_shape[0], tiles_of(m, *output_size(x_shape, w_shape, (1, 1), padding, dilation), dilation))
-    return int(LINE + n * n * _convolve_sizes(form, w_shape[2], w_shape[3], total, dilation, False)[1] + 1)
+    return int(LINE + n * n * _convolve_sizes(form, w_shape[2], w_shape[3], total, dilation)[1] + 1)
 
 
-def forward_scratch(
-    form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair, normalizes: bool = False
-) -> int:
+def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of forward's scratch."""
     out = output_size(x_shape, w_shape, (1, 1), padding, dilation)
-    return _convolve_scratch(form, x_shape[3], w_shape[3], x_shape[0], out, dilation, normalizes)
+    return _convolve_scratch(form, x_shape[3], w_shape[3], x_shape[0], out, dilation)
 
 
 def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of backward_input's scratch."""
     images, height, width, channels = x_shape
-    return _convolve_scratch(form, w_shape[3], channels, images, (height, width), dilation, False)
+    return _convolve_scratch(form, w_shape[3], channels, images, (height, width), dilation)

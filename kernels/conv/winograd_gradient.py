@@ -30,7 +30,7 @@ from .planes import (
 from .reference import Pair, output_size
 from .sizes import TILES_5X5
 from .tall import TALL_MR, tall_tile_side_by_side
-from .winograd import Shape, normalized, zeros_of
+from .winograd import Shape, zeros_of
 from .winograd_amx import add_gradient_planes
 
 
@@ -78,13 +78,11 @@ def _gradient_tiles(
     """
     n = tile_of(form)[2]
     channels, outputs = x.shape[3], dy.shape[3]
-    row = max(row_of(channels), row_of(outputs))
+    row, none = max(row_of(channels), row_of(outputs)), before[:0]
     patch, zeros = own[: n * n * row], own[n * n * row :][: zeros_of(form, channels, outputs, tiles[2:])]
     zeros[:] = 0
-    band = own[own.size - count * 16 * channels if before.size else own.size :]
-    images, tile = normalized(x, tiles, first, count, before, band)
-    to_planes(form, False, images, tiles, padding, tile, count, v, v_plane, _block(channels), at_tile, patch, zeros)
-    to_planes(form, True, dy, tiles, (0, 0), first, count, d, d_plane, _block(outputs), at_tile, patch, zeros)
+    to_planes(form, False, x, tiles, padding, first, count, v, v_plane, _block(channels), at_tile, patch, zeros, before)
+    to_planes(form, True, dy, tiles, (0, 0), first, count, d, d_plane, _block(outputs), at_tile, patch, zeros, none)
 
 
 @apart_jit
@@ -161,7 +159,6 @@ def backward_weight(
     du, shared = memory[: parts * part], memory[parts * part :]  # shared: V and D for all tasks if parts == 1
     own = shared[pair:] if parts == 1 else shared
     each += pair if parts > 1 else 0
-    each += group * 16 * channels if before.size else 0
     tasks = own.size // each
     # With several partial sums: one step for all of them, then one for dweight. With one partial sum: two steps for
     # each group of tiles (transform, multiply), then one for dweight.
@@ -198,15 +195,12 @@ def backward_weight(
                                        shared, v_plane, d, d_plane, du, du_plane)  # fmt: skip
 
 
-def backward_weight_scratch(
-    form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair, normalizes: bool = False
-) -> int:
+def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of backward_weight's scratch."""
     m, _, n = tile_of(form)
     tiles = tiles_of(m, *output_size(x_shape, w_shape, (1, 1), padding, dilation), dilation)
     total = count_of(x_shape[0], tiles)
-    parts, group, du_plane, v_plane, d_plane, each = gradient_sizes(form, x_shape[3], w_shape[3], total, dilation)
-    each += group * 16 * x_shape[3] if normalizes else 0
+    parts, _, du_plane, v_plane, d_plane, each = gradient_sizes(form, x_shape[3], w_shape[3], total, dilation)
     pair = n * n * (v_plane + d_plane)
     tasks = max(1, min(threads(), parts if parts > 1 else n * n))
     return int(LINE + parts * n * n * du_plane + (tasks * (pair + each) if parts > 1 else pair + tasks * each))

@@ -13,7 +13,6 @@ from minidl.engine.jit import jit
 from ..conv import winograd as fast
 from ..conv import winograd_gradient
 from ..conv.choice import F4X4_3X3, winograd_form
-from ..conv.planes import divides_outputs, group_of
 from ..conv.reference import Pair, Shape, output_size
 from ..conv.winograd import Norms
 from ..matmul.blocks import LANES
@@ -34,32 +33,10 @@ def adds_up(images: int, out: Pair, w_shape: Shape, groups: int, stride: Pair, d
 def normalizes(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> bool:
-    """Return whether `forward` and backward_weight can normalise x: their groups of tiles are whole images."""
-    out = output_size(x_shape, w_shape, stride, padding, dilation)
-    channels, outputs = w_shape[2:]
+    """Return whether `forward` and backward_weight can normalise x."""
+    out, (channels, outputs) = output_size(x_shape, w_shape, stride, padding, dilation), w_shape[2:]
     form = winograd_form(out, w_shape[:2], channels, outputs, stride, dilation, groups)
-    if not winograd or not fast.whole_tiles(form, out, dilation) or padding != (1, 1) or channels % LANES:
-        return False
-    each = (out[0] // 4) * (out[1] // 4)  # tiles of an image
-    tiles = x_shape[0] * each
-    parts, group, *_ = winograd_gradient.gradient_sizes(form, channels, outputs, tiles, dilation)
-    split = parts > 1 and tiles % parts == 0 and tiles // parts % each == 0 and group % each == 0
-    fits = group_of(36, channels, outputs, tiles) % each == 0 and not divides_outputs(36, channels, outputs, tiles)
-    return bool(split and fits)
-
-
-def forward_scratch(
-    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
-) -> int:
-    """Return the number of elements of forward's scratch, if it normalises x; otherwise conv's is enough."""
-    return fast.forward_scratch(F4X4_3X3, x_shape, w_shape, padding, dilation, normalizes=True)
-
-
-def backward_weight_scratch(
-    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
-) -> int:
-    """Return the number of elements of backward_weight's scratch."""
-    return winograd_gradient.backward_weight_scratch(F4X4_3X3, x_shape, w_shape, padding, dilation, normalizes=True)
+    return bool(winograd and form == F4X4_3X3 and channels % LANES == 0)
 
 
 @jit

@@ -84,11 +84,8 @@ def _normalize_in_convolutions(calls: Calls, norm: Call, outputs: set[Memory]) -
     if all(calls.unchanged([x, *given.values()], since=norm, until=call) for call in readers):
         for call in readers:
             op, _, kernel = call.name.partition(".")
-            shape = call.arguments["x"].like.shape, _weight(call), *_options(call)
-            scratch = _scratch(getattr(Device("cpu").conv_norm, f"{kernel}_scratch")(*shape), x.like.dtype)
             others = {"sums": _empty(np.dtype(np.float64), 0, 2, 0)} if op == "conv" else {}
-            others |= {"x": x.shaped(call.arguments["x"]), "scratch": scratch}
-            calls.replace(call, _renamed(call, kernel, given, others))
+            calls.replace(call, _renamed(call, kernel, given, others, x=x.shaped(call.arguments["x"])))
         calls.replace(norm, norm.replaced(y=_empty(x.like.dtype, 0, x.like.shape[1])))
 
 
@@ -134,11 +131,6 @@ def _weight(conv: Call) -> tuple[int, ...]:
 
 def _options(conv: Call) -> list[Any]:
     return [conv.arguments[name] for name in OPTIONS]
-
-
-def _scratch(size: int, dtype: np.dtype[Any]) -> Place:
-    array = np.empty(size, dtype)
-    return Place(Memory(array), 0, array)
 
 
 def _empty(dtype: np.dtype[Any], *shape: int) -> Place:

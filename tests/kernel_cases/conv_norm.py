@@ -13,7 +13,7 @@ def cases(a: Arrays) -> Cases:
         geometry = x.shape, weight.shape, *options.values()
         for normalizes, adds_up, more in ((0, 1, 0), (1, 0, 1), (1, 1, 1)):
             before = norm(a, channels * normalizes)
-            size = a.scratch_size("conv_norm" if normalizes else "conv", "forward_scratch", *geometry)
+            size = a.scratch_size("conv", "forward_scratch", *geometry)
             end = dict(bias=a.normal(outputs * more), scale=a.normal(0), shift=a.normal(0),
                        shortcut=a.normal(y.size * more), relu=False, packed=a.normal(0))  # fmt: skip
             yield "forward", dict(
