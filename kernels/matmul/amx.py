@@ -18,11 +18,13 @@ infinity. Parts, products and sums below 2^-126 count as 0. So numbers below 2^-
 
 Layout. `a` is split into strips of 32 rows, `b` into panels of 32 columns, both into blocks of 32 k. A block is 6 tiles
 of 1 KB: part 1, 2, 3, each with the 16 first and the 16 last rows (columns). In a tile of `a`, row i has the 32 numbers
-a[i, k] in the order of k. In a tile of `b`, row j has the pairs b[2 j, n], b[2 j + 1, n] for 16 columns n.
+a[i, k] as pairs of k and k + 16, since two vectors become pairs by shifts, without a permutation. In a tile of `b`, row
+j has the pairs b[j, n], b[j + 16, n] for 16 columns n. AMX adds the products of a pair up, then those of the next pair.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -40,6 +42,7 @@ from .product import with_bias_and_relu
 SIDE = 32  # rows of a strip, columns of a panel, and k of a block
 TILE = 256  # float32 numbers in the memory of a tile
 BLOCK = 6 * TILE
+PIECES = 32  # pieces of other work beside the products of a block: a piece splits two vectors, or prefetches
 SQUARE = SIDE * SIDE + 2 * SIDE  # memory for a square of numbers, transposed by pack_columns
 PRODUCTS = (0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)  # parts of a and b; each pair shares one with the next pair
 HALF, UPPER = 0x8000, 0xFFFF0000  # half of the last place of a bfloat16, and its bits, in those of a float32
@@ -92,17 +95,22 @@ def _parts(e: Emitter, x: Value) -> tuple[Value, Value, Value]:
     return parts[0], parts[1], e.builder.bitcast(x, words)
 
 
+def _write_row(e: Emitter, numbers: Iterable[Value], target: Value, to: int) -> None:
+    """Split two vectors, and store the pairs of their numbers in rows at target[to], target[to + 2 * TILE], ..."""
+    words = ir.VectorType(ir.IntType(32), e.lanes)
+    sixteen, upper = (ir.Constant(words, [value] * e.lanes) for value in (16, UPPER))
+    for part, (first, second) in enumerate(zip(*(_parts(e, x) for x in numbers))):
+        row = e.builder.or_(e.builder.lshr(first, sixteen), e.builder.and_(second, upper))
+        e.store(e.builder.bitcast(row, e.vector), target, part * 2 * TILE + to)
+
+
 def _make_split_row(whole: bool) -> Any:
     @instructions
     def split_row(e: Emitter, x: Value, at: Value, depth: Value, target: Value, to: Value) -> None:
         """Split x[at + k] for k < 32 into rows at target[to], target[to + 2 * TILE], ... From `depth` on, x is 0."""
         x, target = e.at(x, at), e.at(target, to)
         numbers = (e.load(x, v * e.lanes) if whole else e.load_masked(x, v * e.lanes, e.mask(v, depth)) for v in (0, 1))
-        shorts = ir.VectorType(ir.IntType(16), 2 * e.lanes)
-        upper = ir.Constant(ir.VectorType(ir.IntType(32), 2 * e.lanes), list(range(1, 4 * e.lanes, 2)))
-        for part, (low, high) in enumerate(zip(*(_parts(e, x) for x in numbers))):
-            row = e.builder.shuffle_vector(e.builder.bitcast(low, shorts), e.builder.bitcast(high, shorts), upper)
-            e.store(e.builder.bitcast(row, e.vector), target, part * 2 * TILE)
+        _write_row(e, numbers, target, 0)
 
     return split_row
 
@@ -112,21 +120,17 @@ def _make_split_pair(whole: bool) -> Any:
     def split_pair(
         e: Emitter, x: Value, at: Value, step: Value, rows: Value, width: Value, target: Value, to: Value
     ) -> None:
-        """Split x[at + j] and x[at + step + j] for j < 16 into rows of pairs at target[to], target[to + 2 * TILE], ...
+        """Split x[at + j] and x[at + 16 * step + j] for j < 16 into rows at target[to], target[to + 2 * TILE], ...
 
         From `width` on, and for a row beyond the first `rows`, x is 0.
         """
         x, target = e.at(x, at), e.at(target, to)
-        bits = []
-        for i in range(2):
+        numbers = []
+        for i in (0, 16):
             some = e.builder.select(e.builder.icmp_signed(">", rows, e.integer(i)), width, e.integer(0))
             offset = e.times(step, i)
-            bits.append(_parts(e, e.load(x, offset) if whole else e.load_masked(x, offset, e.mask(0, some))))
-        words = ir.VectorType(ir.IntType(32), e.lanes)
-        sixteen, upper = (ir.Constant(words, [value] * e.lanes) for value in (16, UPPER))
-        for part, (even, odd) in enumerate(zip(*bits)):
-            row = e.builder.or_(e.builder.lshr(even, sixteen), e.builder.and_(odd, upper))
-            e.store(e.builder.bitcast(row, e.vector), target, part * 2 * TILE)
+            numbers.append(e.load(x, offset) if whole else e.load_masked(x, offset, e.mask(0, some)))
+        _write_row(e, numbers, target, 0)
 
     return split_pair
 
@@ -166,11 +170,12 @@ def split_transposed(
 def split_panels(x: ndarray, at: int, step: int, columns: int, depth: int, target: ndarray, to: int) -> None:
     """Split panels, one after the other: x[at + k * step + j] for j < columns, k < depth."""
     size = parts_size(1, depth)
-    for k in range(0, count_of(depth) * SIDE, 2):
-        row, place = at + k * step, to + k // SIDE * BLOCK + k // 2 % 16 * 16
+    for i in range(count_of(depth) * 16):
+        k = i // 16 * SIDE + i % 16
+        row, place = at + k * step, to + k // SIDE * BLOCK + i % 16 * 16
         for j in range(0, columns, 16):
             here = place + j // SIDE * size + j // 16 % 2 * TILE
-            if columns - j >= 16 and depth - k >= 2:
+            if columns - j >= 16 and depth - k > 16:
                 _split_pair(x, row + j, step, 0, 0, target, here)
             else:
                 _split_some_pair(x, row + j, step, depth - k, min(16, columns - j), target, here)
@@ -201,6 +206,53 @@ def end_tiles(e: Emitter, shapes: Value) -> None:
     _tile_instruction(e, "tilerelease")
 
 
+def _write_tile(
+    e: Emitter, height: int, width: int, blocks: Value, accumulate: Value, a: Value, b: Value, c: Value, c_row: Value,
+    beside: Callable[[Value, Value], Iterator[None]],
+) -> None:  # fmt: skip
+    """Write the product of 16 * height rows of a strip and 16 * width columns of a panel, and store it in c.
+
+    beside: is called for each block, with its number and its place in a panel. It writes PIECES pieces of other work,
+    and yields after each. They are spread over the block, because the vector units are free while AMX multiplies.
+    """
+    line, pitch = e.integer(64), e.times(c_row, e.bytes)
+    sums = [(2 * s + t, _address(e, e.at(c, e.times(c_row, 16 * s)), 16 * t))
+            for s in range(height) for t in range(width)]  # fmt: skip
+    with e.builder.if_else(accumulate) as (continues, begins):
+        with continues:
+            for number, pointer in sums:
+                _tile_instruction(e, "tileloadd64", number, pointer, pitch)
+        with begins:
+            for number, _ in sums:
+                _tile_instruction(e, "tilezero", number)
+
+    def add_block(none: Sums, block: Value, at: Value) -> Sums:
+        def load(first: int, count: int, matrix: Value, part: int) -> None:
+            for t in range(count):
+                pointer = _address(e, e.at(matrix, at), (2 * part + t) * TILE)
+                _tile_instruction(e, "tileloadd64", first + t, pointer, line)
+
+        pieces, done, products = beside(block, at), 0, len(PRODUCTS) * height * width
+        a_part = b_part = -1
+        for i, j in PRODUCTS:
+            if i != a_part:
+                load(4, height, a, i)
+            if j != b_part:
+                load(6, width, b, j)
+            a_part, b_part = i, j
+            for s in range(height):
+                for t in range(width):
+                    _tile_instruction(e, "tdpbf16ps", 2 * s + t, 4 + s, 6 + t)
+                    for _ in range(done * PIECES // products, (done + 1) * PIECES // products):
+                        next(pieces, None)
+                    done += 1
+        return none
+
+    e.loop(blocks, [(0, e.integer(BLOCK))], {}, add_block)
+    for number, pointer in sums:
+        _tile_instruction(e, "tilestored64", number, pointer, pitch)
+
+
 def _make_multiply(streams: bool) -> Any:
     @instructions
     def multiply(
@@ -214,49 +266,19 @@ def _make_multiply(streams: bool) -> Any:
         """
         a, b, c = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
         after = e.at(b, e.times(blocks, BLOCK))
-        line, pitch = e.integer(64), e.times(c_row, e.bytes)
 
-        def tile(height: int, width: int) -> None:
-            sums = [(2 * s + t, _address(e, e.at(c, e.times(c_row, 16 * s)), 16 * t))
-                    for s in range(height) for t in range(width)]  # fmt: skip
-            with e.builder.if_else(accumulate) as (continues, begins):
-                with continues:
-                    for number, pointer in sums:
-                        _tile_instruction(e, "tileloadd64", number, pointer, pitch)
-                with begins:
-                    for number, _ in sums:
-                        _tile_instruction(e, "tilezero", number)
-
-            def add_block(none: Sums, _: Value, at: Value) -> Sums:
-                def load(first: int, count: int, matrix: Value, part: int) -> None:
-                    for t in range(count):
-                        pointer = _address(e, e.at(matrix, at), (2 * part + t) * TILE)
-                        _tile_instruction(e, "tileloadd64", first + t, pointer, line)
-
-                a_part = b_part = -1
-                for number, (i, j) in enumerate(PRODUCTS):
-                    if i != a_part:
-                        load(4, height, a, i)
-                    if j != b_part:
-                        load(6, width, b, j)
-                    a_part, b_part = i, j
-                    for s in range(height):
-                        for t in range(width):
-                            _tile_instruction(e, "tdpbf16ps", 2 * s + t, 4 + s, 6 + t)
-                    for near in range(16 if streams else 0):
-                        e.prefetch(e.at(after, at), 16 * (16 * number + near), level=1)
-                return none
-
-            e.loop(blocks, [(0, e.integer(BLOCK))], {}, add_block)
-            for number, pointer in sums:
-                _tile_instruction(e, "tilestored64", number, pointer, pitch)
+        def prefetches(_: Value, at: Value) -> Iterator[None]:
+            for line in range(BLOCK // 16 if streams else 0):
+                e.prefetch(e.at(after, at), 16 * line, level=1)
+                if line % 3 == 2:
+                    yield
 
         def wide(height: int) -> None:
             with e.builder.if_else(e.builder.icmp_signed(">", columns, e.integer(16))) as (two, one):
                 with two:
-                    tile(height, 2)
+                    _write_tile(e, height, 2, blocks, accumulate, a, b, c, c_row, prefetches)
                 with one:
-                    tile(height, 1)
+                    _write_tile(e, height, 1, blocks, accumulate, a, b, c, c_row, prefetches)
 
         e.lowest(rows, (32, 16), lambda height: wide(height // 16))
 
@@ -264,6 +286,26 @@ def _make_multiply(streams: bool) -> Any:
 
 
 multiply, multiply_streaming = _make_multiply(False), _make_multiply(True)
+
+
+@instructions
+def multiply_and_split(
+    e: Emitter, blocks: Value, accumulate: Value, a: Value, a_at: Value, b: Value, b_at: Value, c: Value, c_at: Value,
+    c_row: Value, x: Value, x_at: Value, x_step: Value, target: Value, to: Value,
+) -> None:  # fmt: skip
+    """Do as `multiply`, for 32 x 32 numbers, and beside this as split_panels: for 32 columns, 32 * blocks deep."""
+    a, b, c, x, target = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(x, x_at), e.at(target, to)
+
+    def split(block: Value, at: Value) -> Iterator[None]:
+        row, tiles = e.at(x, e.times(x_step, e.times(block, SIDE))), e.at(target, at)
+        other = e.at(row, e.times(x_step, 16))
+        for j in range(16):
+            for half in range(2):
+                _write_row(e, (e.load(start, 16 * half) for start in (row, other)), tiles, half * TILE + 16 * j)
+                yield
+            row, other = (e.in_register(e.at(start, x_step)) for start in (row, other))
+
+    _write_tile(e, 2, 2, blocks, accumulate, a, b, c, c_row, split)
 
 
 @instructions

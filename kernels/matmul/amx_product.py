@@ -5,11 +5,11 @@ its own memory. It would take longer to read parts that another core has just wr
 The loops are those of BLIS (blocks.py):
 
     for a block of strips                          whose rows of out, and the strips below, stay in L2
-        for a piece of DEPTH products
-            split the strips                       768 bytes per row; or all products with the first piece, if they fit
+        for a piece of 64 or 128 products
+            split the strips                       6 bytes per product; or all with the first piece, if they fit into L2
             for each panel
-                split the panel                    24 KB, in L1
                 for each strip: multiply           a tile of 32 x 32 sums, which continues from out
+                during the first strip:            split the next panel, 12 or 24 KB. The vector units are free then
 
 The sums are in the order of k whatever the blocks are, since a tile that continues from `out` adds to the same numbers.
 So bits depend neither on the number of threads nor on the caches. They differ from those of cpu.py, which computes
@@ -27,12 +27,12 @@ from .amx import (
     BLOCK,
     SHAPES,
     SIDE,
-    SQUARE,
     begin_tiles,
     count_of,
     end_tiles,
     finish_row,
     multiply,
+    multiply_and_split,
     parts_size,
     split_panels,
     split_strip,
@@ -42,14 +42,23 @@ from .blocks import LINE, MC_KC, aligned
 from .operands import Left, Right
 from .pack import pack_columns
 
-LEAST_ROWS, LEAST_COLUMNS, LEAST_DEPTH = 64, 128, 32  # measured: for smaller products vectors are faster
-DEPTH = 128
+LEAST, LEAST_LONGER, LEAST_DEPTH = 64, 128, 32  # measured: for smaller products vectors are faster
+DEPTH = 128  # products of a piece of a panel; half as many for few rows: this panel and the next one stay in L1
+FEW_ROWS = 256
+SPARE = DEPTH * SIDE + 2 * SIDE  # memory for a piece of a panel, transposed by pack_columns
 
 
 @jit
 def uses_amx(rows: int, columns: int, depth: int) -> bool:
     """Return whether a float32 product of this shape is computed here."""
-    return HAS_AMX and rows >= LEAST_ROWS and columns >= LEAST_COLUMNS and depth >= LEAST_DEPTH
+    large = min(rows, columns) >= LEAST and max(rows, columns) >= LEAST_LONGER
+    return HAS_AMX and large and depth >= LEAST_DEPTH
+
+
+@jit
+def depth_of_piece(rows: int) -> int:
+    """Return how many products are in a piece."""
+    return DEPTH // 2 if rows <= FEW_ROWS else DEPTH
 
 
 @jit
@@ -68,9 +77,9 @@ def block_of_strips(rows: int, columns: int, depth: int) -> int:
 
 @jit
 def memory_of_thread(rows: int, columns: int, depth: int) -> int:
-    """Return the size of a thread's memory: a square, a piece of a panel, and a block of strips."""
+    """Return the size of a thread's memory: SPARE, pieces of two panels, and a block of strips."""
     strips = block_of_strips(rows, columns, depth) * parts_size(1, depth_of_strips(rows, depth))
-    return SQUARE + DEPTH // SIDE * BLOCK + strips
+    return SPARE + 2 * DEPTH // SIDE * BLOCK + strips
 
 
 @apart_jit
@@ -95,10 +104,8 @@ def _split_b(b: Right, left: int, columns: int, k: int, depth: int, spare: ndarr
     if b.column == 1:
         split_panels(b.numbers, k * b.step + left, b.step, columns, depth, target, 0)
         return
-    for i in range(0, depth, SIDE):
-        deep = min(SIDE, depth - i)
-        pack_columns(b.numbers, left * b.column + k + i, b.column, deep, columns, spare, SIDE)
-        split_panels(spare, 0, SIDE, columns, deep, target, i // SIDE * BLOCK)
+    pack_columns(b.numbers, left * b.column + k, b.column, depth, columns, spare, SIDE)
+    split_panels(spare, 0, SIDE, columns, depth, target, 0)
 
 
 @apart_jit
@@ -122,36 +129,50 @@ def _share(
     packed: ndarray, own: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
     """Compute out[top:bottom, left:right]; top and left are multiples of 32."""
-    columns, vector = out.shape[1], out.reshape(out.size)
-    size = DEPTH // SIDE * BLOCK
-    spare, panel, strips = own[:SQUARE], own[SQUARE : SQUARE + size], own[SQUARE + size :]
+    columns, vector, piece = out.shape[1], out.reshape(out.size), depth_of_piece(out.shape[0])
+    here, there = SPARE, SPARE + piece // SIDE * BLOCK  # the panel, and the next one, in `own`
+    spare, strips = own[:SPARE], own[SPARE + 2 * DEPTH // SIDE * BLOCK :]
+    ready = False  # whether the panel was split beside the previous one
     whole = depth_of_strips(out.shape[0], depth)
     block = block_of_strips(out.shape[0], columns, depth) * SIDE
     long = 0  # k in the strips
     begin_tiles(SHAPES)
     for first in range(top, bottom, block):
         last = min(first + block, bottom)
-        for k in range(0, depth, DEPTH):
-            deep = min(DEPTH, depth - k)
+        for k in range(0, depth, piece):
+            deep = min(piece, depth - k)
             blocks = count_of(deep)
             if k % whole == 0:
                 long = min(whole, depth - k)
                 _split_a(a, first, last - first, k, long, spare, strips)
             for column in range(left, right, SIDE):
                 wide, source, at = min(SIDE, right - column), packed, parts_size(column, depth) + k // SIDE * BLOCK
+                numbers, numbers_at, step = b.numbers, 0, b.step  # of the next panel
                 if packed.size == 0:
-                    source, at = panel, 0
-                    _split_b(b, column, wide, k, deep, spare, panel)
+                    source, at = own, here
+                    if not ready:
+                        _split_b(b, column, wide, k, deep, spare, own[here:])
+                    next_k, next_column = (k, column + SIDE) if column + SIDE < right else (k + piece, left)
+                    ready = deep % SIDE == 0 and next_k + deep <= depth and next_column + SIDE <= right
+                    ready = ready and wide == SIDE and last - first >= SIDE
+                    numbers_at = next_k * b.step + next_column * b.column
+                    if ready and b.column > 1:
+                        pack_columns(b.numbers, numbers_at, b.column, deep, SIDE, spare, SIDE)
+                        numbers, numbers_at, step = spare, 0, SIDE
                 for row in range(first, last, SIDE):
                     high, to = min(SIDE, last - row), row * columns + column
                     a_at = parts_size(row - first, long) + k % whole // SIDE * BLOCK
-                    if high == SIDE and wide == SIDE:
+                    if row == first and ready:
+                        multiply_and_split(blocks, k > 0, strips, a_at, source, at, vector, to, columns,
+                                           numbers, numbers_at, step, own, there)  # fmt: skip
+                    elif high == SIDE and wide == SIDE:
                         multiply(high, wide, blocks, k > 0, strips, a_at, source, at, vector, to, columns)
                     else:
                         _edge(high, wide, blocks, k > 0, strips, a_at, source, at, vector, to, columns, spare)
                     if k + deep == depth and (relu or bias.size > 0):
                         for i in range(high):
                             finish_row(vector, to + i * columns, wide, bias, column, wide if bias.size > 0 else 0, relu)
+                here, there = there, here
     end_tiles(SHAPES)
 
 
