@@ -20,10 +20,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from minidl.kernels.conv import choice, planes, sizes, winograd_gradient
+from minidl.kernels.conv import choice, planes, pointwise, sizes, winograd_gradient
 from minidl.kernels.conv.reference import output_size
 from minidl.kernels.matmul.amx import SIDE
-from minidl.kernels.matmul.amx_product import DEPTH, block_of_strips, depth_of_strips, uses_amx
+from minidl.kernels.matmul.amx_product import block_of_strips, depth_of_piece, depth_of_strips, uses_amx
 from minidl.kernels.matmul.blocks import MR, NR, PRODUCT_MR, block_depth, block_rows
 from minidl.kernels.matmul.cpu import B_IN_PLACE_STRIPS, PACK_A_PANELS
 from minidl.program.dependence import FIRST_WRITTEN
@@ -176,12 +176,13 @@ def product_on_amx(rows: int, columns: int, depth: int, threads: int, packed: bo
     """Return what kernels/matmul/amx_product.py moves: numbers of PARTS bytes, in strips and panels of SIDE."""
     mine = (rows, _up(columns, threads)) if columns >= rows else (_up(rows, threads), columns)
     block, whole = SIDE * block_of_strips.py_func(rows, columns, depth), depth_of_strips.py_func(rows, depth)
-    strips, panels, blocks, again = _up(rows, SIDE), _up(columns, SIDE), _up(mine[0], block), _up(depth, DEPTH) - 1
+    piece = depth_of_piece.py_func(rows)
+    strips, panels, blocks, again = _up(rows, SIDE), _up(columns, SIDE), _up(mine[0], block), _up(depth, piece) - 1
     a, b, out = PARTS * rows * depth, PARTS * columns * depth, FLOAT * rows * columns
     copies = threads if columns >= rows else 1  # threads that split all of a
     return [
         Stream(a * panels, a * copies, PARTS * whole * block),
-        Stream(b * strips, 0 if packed else b * blocks, 2 * PARTS * DEPTH * SIDE),
+        Stream(b * strips, 0 if packed else b * blocks, 2 * PARTS * piece * SIDE),
         Stream(out * again, out * again, FLOAT * block * mine[1]),
     ]
 
@@ -205,6 +206,9 @@ def _convolution(
     out = output_size(x, weight, stride, arguments["padding"], dilation)
     pixels = images * out[0] * out[1]  # of y: each of them has a product with each weight
     multiply_adds = float(pixels * math.prod(weight))
+    matrices = (*weight[2:], pixels) if kernel == "backward_weight" else (pixels, outputs, channels)
+    if pointwise.is_product.py_func(weight[:2], groups, stride, arguments["padding"], *matrices):
+        return Work(multiply_adds, product_on_amx(*matrices, threads), True)
     if kernel == "backward_weight":
         block = max(1, sizes.WEIGHT_KC // stride[1])
         moved = _direct_weight(pixels, block, math.prod(weight[:3]), weight[3], groups, math.prod(source))

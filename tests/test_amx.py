@@ -49,7 +49,8 @@ def products(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None, relu:
     return found
 
 
-SHAPES = [(64, 32, 128), (65, 33, 129), (100, 257, 150), (95, 1500, 143), (700, 130, 161), (130, 70, 700), (129, 224, 70), (320, 96, 64)]
+SHAPES = [(64, 32, 128), (65, 33, 129), (100, 257, 150), (95, 1500, 143), (700, 130, 161), (130, 70, 700),
+          (129, 224, 70), (320, 96, 64)]  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -200,6 +201,62 @@ def test_winograd_with_packed_weights_on_any_threads(dilation: tuple[int, int]) 
         set_threads(before)
     assert np.isfinite(found[0]).all()
     assert len({y.tobytes() for y in found}) == 1
+
+
+@pytest.mark.parametrize(
+    ("images", "side", "channels", "outputs"), [(3, 9, 40, 130), (5, 7, 130, 67), (1, 8, 128, 128), (2, 29, 70, 70)]
+)
+def test_a_kernel_of_1x1(images: int, side: int, channels: int, outputs: int) -> None:
+    """The products of matrices, with every end of a layer: compare with separate steps, and with float64."""
+    random, before, none = np.random.default_rng(8), threads(), np.empty(0, np.float32)
+    shape, options = (images, side, side, channels), (1, (1, 1), (0, 0), (1, 1), True)
+    x, dy = (random.standard_normal((images, side, side, c)).astype(np.float32) for c in (channels, outputs))
+    weight = random.standard_normal((1, 1, channels, outputs)).astype(np.float32)
+    bias, scale, shift = random.standard_normal((3, outputs)).astype(np.float32)
+    pixels = images * side * side
+    assert uses_amx(pixels, outputs, channels)
+    sizes = [getattr(conv, f"{name}_scratch") for name in ("forward", "backward_input", "backward_weight")]
+
+    def forward(*end: np.ndarray, relu: bool = False, packed: np.ndarray = none) -> np.ndarray:
+        scratch, y = np.full(sizes[0](shape, weight.shape, *options), np.nan, np.float32), np.full_like(dy, np.nan)
+        conv.forward(x, weight, *end, relu, *options, packed, scratch, y)
+        return y
+
+    def backward(other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        memory = [np.full(size(shape, weight.shape, *options), np.nan, np.float32) for size in sizes[1:]]
+        dx, dweight = np.full_like(x, np.nan), np.full_like(weight, np.nan)
+        conv.backward_input(dy, weight, other, *options, memory[0], dx)
+        conv.backward_weight(x, dy, *options, memory[1], dweight)
+        return dx, dweight
+
+    plain, shortcut = forward(none, none, none, none), dy.reshape(-1)
+    expected = np.maximum((plain + bias) * scale + shift + dy, 0)
+    packed = np.zeros(conv.packed_size(shape, weight.shape, *options), np.float32)
+    dx, dweight = backward(none)
+    try:
+        for count in (1, 2):
+            set_threads(count)
+            assert (forward(bias, none, none, none) == plain + bias).all()
+            assert (forward(none, none, none, none, relu=True) == np.maximum(plain, 0)).all()
+            for keeps in (none, packed, packed):
+                assert (forward(bias, scale, shift, shortcut, relu=True, packed=keeps) == expected).all()
+            again = backward(x.reshape(-1))
+            assert (again[0] == dx + x).all() and (again[1] == dweight).all()
+    finally:
+        set_threads(before)
+    rows, errors = x.reshape(-1, channels).astype(np.float64), dy.reshape(-1, outputs).astype(np.float64)
+    large = weight[0, 0].astype(np.float64)
+    for found, a, b in ((plain, rows, large), (dx, errors, large.T), (dweight, rows.T, errors)):
+        exact = a @ b
+        assert abs(found.reshape(exact.shape) - exact).max() <= 1e-6 * np.sqrt(a.shape[1]) * abs(exact).max()
+
+
+def test_packed_1x1_weights_of_few_and_many_pixels_have_different_sizes() -> None:
+    """Programs share packed weights of one size (program/packed.py), and these have another form on AMX."""
+    options = 1, (1, 1), (0, 0), (1, 1), True
+    for channels, outputs in ((32, 64), (64, 128), (33, 130), (512, 512)):
+        few, many = (conv.packed_size((n, 8, 8, channels), (1, 1, channels, outputs), *options) for n in (0, 100))
+        assert few != many
 
 
 def test_it_can_be_switched_off() -> None:

@@ -58,14 +58,29 @@ def test_a_product_on_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     given = arrays(a=(128, 512), b=(512, 512), bias=(512,), packed=(0,), scratch=(99,), out=(128, 512))
     work = traffic.work("matmul.nn", given, far(given), 1)
     assert work.multiply_adds == 128 * 512 * 512 and work.on_amx
-    # 4 strips x 16 panels, 6 bytes for each number; four pieces of 128 products
+    # 4 strips x 16 panels, 6 bytes for each number; eight pieces of 64 products
     strips, panels, out = 16 * 128 * 512 * 6, 4 * 512 * 512 * 6, 128 * 512 * 4
-    assert work.beyond(32 * KIB)[0] - work.beyond(1 << 30)[0] == strips + panels + 3 * out
-    assert work.beyond(80 * KIB)[0] - work.beyond(1 << 30)[0] == strips + 3 * out  # panel and strip, 48 KiB, fit
-    assert work.beyond(32 * KIB)[1] - work.beyond(1 << 30)[1] == (128 * 512 + 512 * 512) * 6 + 3 * out
+    assert work.beyond(16 * KIB)[0] - work.beyond(1 << 30)[0] == strips + panels + 7 * out
+    assert work.beyond(32 * KIB)[0] - work.beyond(1 << 30)[0] == strips + 7 * out  # panel and strip, 24 KiB, fit
+    assert work.beyond(16 * KIB)[1] - work.beyond(1 << 30)[1] == (128 * 512 + 512 * 512) * 6 + 7 * out
     one = rates(1)
     assert roofline.seconds_of(work, one)[roofline.TILES] == 128 * 512 * 512 / one.tiles
     assert roofline.seconds_of(work, one._replace(tiles=0.0))[roofline.ARITHMETIC] == 128 * 512 * 512 / one.fma
+
+
+@pytest.mark.parametrize("kernel", ["forward", "backward_input", "backward_weight"])
+def test_a_convolution_of_1x1_on_amx_is_a_product(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic.pointwise, "is_product", SimpleNamespace(py_func=lambda *_: True))
+    x, y, weight = (4, 8, 8, 128), (4, 8, 8, 512), (1, 1, 128, 512)
+    roles = {"forward": dict(x=x, weight=weight, y=y), "backward_input": dict(dy=y, weight=weight, dx=x),
+             "backward_weight": dict(x=x, dy=y, dweight=weight)}[kernel]  # fmt: skip
+    options = {"groups": 1, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "winograd": True}
+    given = {**options, **arrays(**roles)}
+    work = traffic.work(f"conv.{kernel}", given, far(given), 1)
+    rows, columns, depth = {"forward": (256, 512, 128), "backward_input": (256, 128, 512),
+                            "backward_weight": (128, 512, 256)}[kernel]  # fmt: skip
+    assert work.multiply_adds == rows * columns * depth and work.on_amx
+    assert work.streams[-3:] == traffic.product_on_amx(rows, columns, depth, 1)
 
 
 def test_a_product() -> None:

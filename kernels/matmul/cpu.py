@@ -25,6 +25,7 @@ import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import HAS_AMX, apart_jit, jit, parallel_jit, prange, threads
+from minidl.engine.team import thread_count
 
 from .amx import parts_size
 from .amx_product import amx_product, memory_of_thread, uses_amx
@@ -278,7 +279,7 @@ def _product(
         _empty_sums(bias, relu, out)
     elif HAS_AMX and uses_amx(out.shape[0], out.shape[1], depth) and lanes(out) == LANES:
         # HAS_AMX is a constant: without AMX, Numba leaves this branch out.
-        parts = scratch.size // _memory_on_amx(out.shape[0], out.shape[1], depth)
+        parts = min(thread_count(), scratch.size // _memory_on_amx(out.shape[0], out.shape[1], depth))
         amx_product(parts, a, b, depth, bias, relu, packed, scratch, out)
     elif packed.size > 0:
         _pack_all(b, depth, out.shape[1], packed)

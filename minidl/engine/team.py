@@ -38,7 +38,7 @@ _set = types.int32(types.int32, types.uint64, types.intp)  # thread (0: the call
 _getaffinity = types.ExternalFunction("sched_getaffinity", _set)
 _setaffinity = types.ExternalFunction("sched_setaffinity", _set)
 _getcpu = types.ExternalFunction("sched_getcpu", types.int32())
-_threads = types.ExternalFunction("get_num_threads", types.int32())  # of Numba, which must have started its threads
+thread_count = types.ExternalFunction("get_num_threads", types.int32())  # of Numba, whose threads _Team starts
 
 
 class _Team(threading.local):
@@ -73,7 +73,7 @@ def bind(cores: np.ndarray, short: bool) -> int:
     if short and 0 <= core < 64 * WORDS and cores[1 + WORDS + core // 64] >> np.uint64(core % 64) & np.uint64(1):
         return NOTHING
     now = np.empty(WORDS, np.uint64)
-    if cores[0] != _threads() or _getaffinity(0, 8 * WORDS, now.ctypes.data) < 0:
+    if cores[0] != thread_count() or _getaffinity(0, 8 * WORDS, now.ctypes.data) < 0:
         return RENEW
     own = np.uint64(0)
     for i in range(WORDS):

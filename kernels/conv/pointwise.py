@@ -1,0 +1,88 @@
+"""Convolutions with kernels of 1 x 1: a pixel is a row of a matrix, so each pass is one matrix product.
+
+    y (pixels, O) = x (pixels, C) @ weight (C, O)      dx = dy @ weight^T      dweight = x^T @ dy
+
+On vectors, direct.py is as fast as the product. On AMX the product is up to twice as fast. So it computes what
+matmul/amx_product.py computes on AMX (`uses_amx`), for float32; the rest remains with direct.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy import ndarray
+
+from minidl.engine.jit import jit, parallel_jit, prange
+from minidl.kernels.matmul import cpu as matmul
+from minidl.kernels.matmul.amx_product import uses_amx
+
+from .reference import Pair
+
+ROWS = 256  # pixels of a part of _finish
+
+
+@jit
+def is_product(kernel: Pair, groups: int, stride: Pair, padding: Pair, rows: int, columns: int, depth: int) -> bool:
+    """Return whether a pass is a product of a matrix (rows, depth), computed here if the numbers are float32."""
+    same = kernel == (1, 1) and groups == 1 and stride == (1, 1) and padding == (0, 0)
+    return same and uses_amx(rows, columns, depth)
+
+
+@jit
+def rows(x: ndarray) -> ndarray:
+    """Return x (..., C) as a matrix (pixels, C)."""
+    return x.reshape(-1, x.shape[-1])
+
+
+@parallel_jit
+def _finish(bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool, y: ndarray) -> None:
+    """Compute y (pixels, O) = (y + bias) * scale + shift + shortcut, each step rounded; then apply relu if `relu`.
+
+    What is missing has size 0. Adding -0 changes no number, so a missing bias or shift is -0.
+    """
+    pixels, outputs = y.shape
+    end = np.empty((3, outputs), y.dtype)
+    end[0], end[1], end[2] = -0.0, 1.0, -0.0
+    if bias.size:
+        end[0] = bias
+    if scale.size:
+        end[1], end[2] = scale, shift
+    for part in prange((pixels + ROWS - 1) // ROWS):
+        first = np.int64(part) * ROWS  # a prange index is unsigned: Numba would compute unsigned + signed in float64
+        for p in range(first, min(pixels, first + ROWS)):
+            row = y[p]
+            for o in range(outputs):
+                row[o] = (row[o] + end[0, o]) * end[1, o] + end[2, o]
+            if shortcut.size:
+                other = shortcut[p * outputs : (p + 1) * outputs]
+                for o in range(outputs):
+                    row[o] += other[o]
+            if relu:
+                for o in range(outputs):
+                    row[o] = 0 if row[o] < 0 else row[o]
+
+
+@jit
+def forward(
+    x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
+    packed: ndarray, scratch: ndarray, y: ndarray,
+) -> None:  # fmt: skip
+    """Compute y as reference.py's forward."""
+    none, simple = scratch[:0], scale.size + shortcut.size == 0  # simple: the product applies bias and relu itself
+    matmul.nn(rows(x), rows(weight), bias if simple else none, relu and simple, packed, scratch, rows(y))
+    if not simple:
+        _finish(bias, scale, shift, shortcut, relu, rows(y))
+
+
+@jit
+def backward_input(dy: ndarray, weight: ndarray, shortcut: ndarray, scratch: ndarray, dx: ndarray) -> None:
+    """Compute dx [+ shortcut] = dy @ weight^T."""
+    none = scratch[:0]
+    matmul.nt(rows(dy), rows(weight), scratch, rows(dx))
+    if shortcut.size:
+        _finish(none, none, none, shortcut, False, rows(dx))
+
+
+@jit
+def backward_weight(x: ndarray, dy: ndarray, scratch: ndarray, dweight: ndarray) -> None:
+    """Compute dweight = x^T @ dy."""
+    matmul.tn(rows(x), rows(dy), scratch, rows(dweight))
