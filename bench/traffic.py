@@ -176,7 +176,7 @@ def product_on_amx(rows: int, columns: int, depth: int, threads: int, packed: bo
     """Return what kernels/matmul/amx_product.py moves: numbers of PARTS bytes, in strips and panels of SIDE."""
     mine = (rows, _up(columns, threads)) if columns >= rows else (_up(rows, threads), columns)
     block, whole = SIDE * block_of_strips.py_func(rows, columns, depth), depth_of_strips.py_func(rows, depth)
-    piece = depth_of_piece.py_func(rows)
+    piece = depth_of_piece.py_func(rows, packed)
     strips, panels, blocks, again = _up(rows, SIDE), _up(columns, SIDE), _up(mine[0], block), _up(depth, piece) - 1
     a, b, out = PARTS * rows * depth, PARTS * columns * depth, FLOAT * rows * columns
     copies = threads if columns >= rows else 1  # threads that split all of a

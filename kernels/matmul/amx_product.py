@@ -56,9 +56,9 @@ def uses_amx(rows: int, columns: int, depth: int) -> bool:
 
 
 @jit
-def depth_of_piece(rows: int) -> int:
+def depth_of_piece(rows: int, packed: bool) -> int:
     """Return how many products are in a piece."""
-    return DEPTH // 2 if rows <= FEW_ROWS else DEPTH
+    return DEPTH // 2 if rows <= FEW_ROWS and not packed else DEPTH
 
 
 @jit
@@ -129,7 +129,8 @@ def _share(
     packed: ndarray, own: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
     """Compute out[top:bottom, left:right]; top and left are multiples of 32."""
-    columns, vector, piece = out.shape[1], out.reshape(out.size), depth_of_piece(out.shape[0])
+    columns, vector = out.shape[1], out.reshape(out.size)
+    piece = depth_of_piece(out.shape[0], packed.size > 0)
     here, there = SPARE, SPARE + piece // SIDE * BLOCK  # the panel, and the next one, in `own`
     spare, strips = own[:SPARE], own[SPARE + 2 * DEPTH // SIDE * BLOCK :]
     ready = False  # whether the panel was split beside the previous one
