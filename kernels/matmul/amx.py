@@ -19,7 +19,7 @@ infinity. Parts, products and sums below 2^-126 count as 0. So numbers below 2^-
 Layout. `a` is split into strips of 32 rows, `b` into panels of 32 columns, both into blocks of 32 k. A block is 6 tiles
 of 1 KB: part 1, 2, 3, each with the 16 first and the 16 last rows (columns). In a tile of `a`, row i has the 32 numbers
 a[i, k] as pairs of k and k + 16, since two vectors become pairs by shifts, without a permutation. In a tile of `b`, row
-j has the pairs b[j, n], b[j + 16, n] for 16 columns n. AMX adds the products of a pair up, then those of the next pair.
+j has the pairs b[j, n], b[j + 16, n] for 16 columns n.
 """
 
 from __future__ import annotations
