@@ -46,32 +46,31 @@ def ways(shape: tuple[int, int, int, int]) -> tuple[Way, Way]:
     sums, next_sums = np.empty((2, blocks, 2, channels))
     cpu.norm._moments(x_rows, sums)
     scratch = {
-        (op, kernel): np.empty(getattr(getattr(cpu, op), f"{kernel}_scratch")(x.shape, w.shape, *options), np.float32)
-        for op, kernel in (("conv", "forward"), ("conv", "backward_input"), ("conv", "backward_weight"),
-                           ("conv_norm", "forward"), ("conv_norm", "backward_weight"))
-    }  # fmt: skip
+        kernel: np.empty(getattr(cpu.conv, f"{kernel}_scratch")(x.shape, w.shape, *options), np.float32)
+        for kernel in ("forward", "backward_input", "backward_weight")
+    }
     norm = gamma, beta, mean, rstd
 
     def separate_forward() -> None:
         cpu.norm.batch_norm(x_rows, gamma, beta, 1e-5, 0.1, x_rows[:0], True, running, var, sums, mean, rstd, z_rows)
-        cpu.conv.forward(z, w, none, none, none, none, False, *options, none, scratch["conv", "forward"], y)
+        cpu.conv.forward(z, w, none, none, none, none, False, *options, none, scratch["forward"], y)
         cpu.norm._moments(y_rows, next_sums)
 
     def merged_forward() -> None:
         cpu.conv_norm.batch_norm(x_rows, gamma, beta, 1e-5, 0.1, x_rows[:0], True, sums, running, var, mean, rstd,
                                  x_rows[:0])  # fmt: skip
-        cpu.conv_norm.forward(x, *norm, w, none, none, none, none, False, *options, none,
-                              scratch["conv_norm", "forward"], y, next_sums)  # fmt: skip
+        cpu.conv_norm.forward(x, *norm, w, none, none, none, none, False, *options, none, scratch["forward"], y,
+                              next_sums)  # fmt: skip
 
     def separate_backward() -> None:
-        cpu.conv.backward_weight(z, dy, *options, scratch["conv", "backward_weight"], dw)
-        cpu.conv.backward_input(dy, w, none, *options, scratch["conv", "backward_input"], dz)
+        cpu.conv.backward_weight(z, dy, *options, scratch["backward_weight"], dw)
+        cpu.conv.backward_input(dy, w, none, *options, scratch["backward_input"], dz)
         cpu.norm.batch_norm_backward(dz_rows, x_rows, *norm, True, next_sums, dx_rows, dgamma, dbeta)
 
     def merged_backward() -> None:
-        cpu.conv_norm.backward_weight(x, *norm, dy, *options, scratch["conv_norm", "backward_weight"], dw)
+        cpu.conv_norm.backward_weight(x, *norm, dy, *options, scratch["backward_weight"], dw)
         cpu.conv_norm.backward_input(dy, w, none, x_rows, *norm, True, none, *options,
-                                     scratch["conv", "backward_input"], dz, next_sums)  # fmt: skip
+                                     scratch["backward_input"], dz, next_sums)  # fmt: skip
         cpu.conv_norm.batch_norm_backward(dz_rows, x_rows, *norm, True, next_sums, dx_rows, dgamma, dbeta)
 
     return (
