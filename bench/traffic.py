@@ -208,7 +208,7 @@ def _convolution(
     multiply_adds = float(pixels * math.prod(weight))
     matrices = (*weight[2:], pixels) if kernel == "backward_weight" else (pixels, outputs, channels)
     if pointwise.is_product.py_func(weight[:2], groups, stride, arguments["padding"], *matrices):
-        return Work(multiply_adds, product_on_amx(*matrices, threads), True)
+        return Work(multiply_adds, product_on_amx(*matrices, threads, "packed" in shapes), True)
     if kernel == "backward_weight":
         block = max(1, sizes.WEIGHT_KC // stride[1])
         moved = _direct_weight(pixels, block, math.prod(weight[:3]), weight[3], groups, math.prod(source))

@@ -112,6 +112,35 @@ def test_bits_are_those_of_the_tape(middle: Callable[[Net, Tensor], Tensor], siz
     assert {name: used[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize("images", [2, 16])
+@pytest.mark.parametrize("features", [8, 16, 64, 1024, 2048])
+def test_a_norm_of_other_channels_stays_separate(features: int, images: int) -> None:
+    """A reshape lies between the norm and the convolutions beside it: as in the decoder of a GAN."""
+
+    class Reshaped(nn.Module):
+        def __init__(self) -> None:
+            nn.seed(4)
+            self.before, self.norm, self.after = conv(16, 32), nn.BatchNorm1d(features), conv(32, 32)
+            self.fc = nn.Linear(32, 4)
+            self.norm.weight.data[...] = np.linspace(-1, 2, features)
+            self.norm.bias.data[...] = np.linspace(1, -1, features)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = ops.relu(self.norm(ops.reshape(self.before(x), (-1, features))))
+            return self.fc(ops.flatten(ops.global_avg_pool2d(self.after(ops.reshape(y, (images, 8, 8, 32))))))
+
+    x, y = np.random.default_rng(0).standard_normal((images, 8, 8, 16)).astype(np.float32), np.arange(images) % 4
+    found = []
+    for replay in (True, False):
+        net = Reshaped()
+        gradient = Gradient(net, ops.cross_entropy)
+        for _ in range(2):
+            loss = gradient(x, y) if replay else gradient.by_tape(x, y)
+            found.append((loss, net.flatten().grad.tobytes(), net.statistics.theta.tobytes()))
+        assert np.isfinite(net.flatten().grad).all()
+    assert found[:2] == found[2:]
+
+
 def test_a_shared_layer_and_a_smaller_batch() -> None:
     """The same layers in two places, and a program for another number of images."""
 

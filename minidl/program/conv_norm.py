@@ -104,6 +104,8 @@ def _writer(calls: Calls, reader: Call, name: str) -> Call | None:
 def _adds_up(conv: Call, output: str, norm: Call) -> bool:
     """Return whether a convolution can compute the sums of its result, the argument `output`, for a batch norm."""
     y, cpu = conv.arguments[output].like, Device("cpu")
+    if norm.arguments["x"].like.shape[-1] != y.shape[-1]:
+        return False  # a reshape between them
     kh, kw, channels, outputs = _weight(conv)
     shape = (kh, kw, outputs, channels) if output == "dx" else (kh, kw, channels, outputs)
     groups, stride, _, dilation, winograd = _options(conv)
@@ -118,7 +120,8 @@ def _normalizes(calls: Calls, call: Call, y: Place) -> bool:
     if call.name not in ("conv.forward", "conv_norm.forward", "conv.backward_weight"):
         return False
     x = call.arguments["x"]
-    if not x.same(y) or calls.count(call, y.memory) > 1 or call.uses("norm_mean"):
+    same = x.same(y) and x.like.shape[-1] == y.like.shape[-1]  # no reshape between them
+    if not same or calls.count(call, y.memory) > 1 or call.uses("norm_mean"):
         return False
     return bool(Device("cpu").conv_norm.normalizes(x.like.shape, _weight(call), *_options(call)))
 
