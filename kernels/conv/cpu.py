@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from numpy import ndarray
 
 from minidl.engine.jit import HAS_AMX, jit, threads
@@ -30,6 +32,18 @@ def _form(
     return int(form) if winograd else DIRECT
 
 
+def _with_product(
+    size: int, of_product: Callable[..., int], shape: tuple[int, int, int], w_shape: Shape, groups: int, stride: Pair,
+    padding: Pair,
+) -> int:  # fmt: skip
+    """Return `size`, which float64 needs, or what a product of this shape needs where pointwise.py computes it.
+
+    shape: rows, columns, depth
+    """
+    on_amx = pointwise.is_product(w_shape[:2], groups, stride, padding, *shape)
+    return max(size, of_product(*shape)) if on_amx else size
+
+
 def _pixels(x_shape: Shape) -> int:
     return x_shape[0] * x_shape[1] * x_shape[2]
 
@@ -50,8 +64,7 @@ def forward_scratch(
         return fast.forward_scratch(form, x_shape, w_shape, padding, dilation)
     size = int(direct.scratch_size(threads(), x_shape, w_shape, False, groups, stride, padding, dilation))
     product = _pixels(x_shape), w_shape[3], x_shape[3]
-    on_amx = pointwise.is_product(w_shape[:2], groups, stride, padding, *product)
-    return max(size, matmul.nn_scratch(*product)) if on_amx else size  # float64 needs the first
+    return _with_product(size, matmul.nn_scratch, product, w_shape, groups, stride, padding)
 
 
 def packed_size(
@@ -76,8 +89,7 @@ def backward_input_scratch(
         return fast.backward_input_scratch(form, x_shape, w_shape, padding, dilation)
     size = int(direct.scratch_size(threads(), x_shape, w_shape, True, groups, stride, padding, dilation))
     product = _pixels(x_shape), x_shape[3], w_shape[3]
-    on_amx = pointwise.is_product(w_shape[:2], groups, stride, padding, *product)
-    return max(size, matmul.nt_scratch(*product)) if on_amx else size
+    return _with_product(size, matmul.nt_scratch, product, w_shape, groups, stride, padding)
 
 
 def backward_weight_scratch(
@@ -90,8 +102,7 @@ def backward_weight_scratch(
     out = output_size(x_shape, w_shape, stride, padding, dilation)
     size = int(weight_gradient.scratch_size(threads(), out, x_shape, w_shape, groups, stride, padding, dilation))
     product = x_shape[3], w_shape[3], _pixels(x_shape)
-    on_amx = pointwise.is_product(w_shape[:2], groups, stride, padding, *product)
-    return max(size, matmul.tn_scratch(*product)) if on_amx else size
+    return _with_product(size, matmul.tn_scratch, product, w_shape, groups, stride, padding)
 
 
 @jit

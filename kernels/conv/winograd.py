@@ -168,17 +168,12 @@ def _add_up(y: ndarray, first: int, count: int, memory: ndarray, norms: Norms) -
             moments_of_block(rows, begin, BLOCK_ROWS, outputs, outputs, memory, sums, k)
 
 
-@jit
-def whole_tiles(form: int, out: Pair, dilation: Pair) -> bool:
-    """Return whether the outputs (Ho, Wo) are whole tiles of 4x4 of F(4x4,3x3)."""
-    return form == F4X4_3X3 and out[0] % 4 == 0 and out[1] % 4 == 0 and out[0] * out[1] > 0 and dilation == (1, 1)
-
-
 def adds_up(form: int, images: int, out: Pair, channels: int, outputs: int, dilation: Pair) -> bool:
     """Return whether this form can add up its outputs for batch norm: BLOCK_TILES tiles are BLOCK_ROWS rows of y."""
     tiles = images * (out[0] // 4) * (out[1] // 4)
-    whole = whole_tiles(form, out, dilation) and BLOCK_TILES % (out[1] // 4) == 0 and tiles % BLOCK_TILES == 0
-    return bool(whole and outputs % LANES == 0 and not divides_outputs(36, channels, outputs, tiles))
+    whole = form == F4X4_3X3 and out[0] % 4 == 0 and out[1] % 4 == 0 and out[0] * out[1] > 0 and dilation == (1, 1)
+    blocks = whole and BLOCK_TILES % (out[1] // 4) == 0 and tiles % BLOCK_TILES == 0
+    return bool(blocks and outputs % LANES == 0 and not divides_outputs(36, channels, outputs, tiles))
 
 
 @apart_jit
