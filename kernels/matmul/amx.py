@@ -310,9 +310,9 @@ def multiply_and_split(
 
 @instructions
 def finish_row(
-    e: Emitter, c: Value, at: Value, width: Value, bias: Value, bias_at: Value, biased: Value, relu: Value
-) -> None:
-    """Add bias to c[at + j] for j < width <= 32 (bias for j < biased), and apply relu if `relu`."""
-    row, masks = e.at(c, at), [e.mask(v, width) for v in range(2)]
-    totals = {(0, v): e.load_masked(row, v * e.lanes, mask) for v, mask in enumerate(masks)}
-    e.write(with_bias_and_relu(e, totals, e.at(bias, bias_at), biased, relu), [row], width)
+    e: Emitter, sums: Value, sums_at: Value, c: Value, at: Value, width: Value, bias: Value, bias_at: Value,
+    biased: Value, relu: Value,
+) -> None:  # fmt: skip
+    """Compute c[at + j] = sums[sums_at + j] + bias for j < width <= 32 (bias for j < biased), with relu if `relu`."""
+    totals = {(0, v): x for v, x in enumerate(e.columns(e.at(sums, sums_at), 2))}
+    e.write(with_bias_and_relu(e, totals, e.at(bias, bias_at), biased, relu), [e.at(c, at)], width)

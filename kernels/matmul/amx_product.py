@@ -8,7 +8,7 @@ The loops are those of BLIS (blocks.py):
         for a piece of 64 or 128 products
             split the strips                       6 bytes per product; or all with the first piece, if they fit into L2
             for each panel
-                for each strip: multiply           a tile of 32 x 32 sums, which continues from out
+                for each strip: multiply           a tile of 32 x 32 sums, which continues from earlier ones
                 during the first strip:            split the next panel, 12 or 24 KB. The vector units are free then
 
 The sums are in the order of k whatever the blocks are, since a tile that continues from `out` adds to the same numbers.
@@ -76,10 +76,17 @@ def block_of_strips(rows: int, columns: int, depth: int) -> int:
 
 
 @jit
+def memory_of_sums(rows: int, columns: int, depth: int) -> int:
+    """Return the size of a thread's memory for sums: a block of strips, or one tile if there is only one piece."""
+    one = depth <= depth_of_piece(rows, False)
+    return SIDE * SIDE * (1 if one else block_of_strips(rows, columns, depth) * count_of(columns))
+
+
+@jit
 def memory_of_thread(rows: int, columns: int, depth: int) -> int:
-    """Return the size of a thread's memory: SPARE, pieces of two panels, and a block of strips."""
+    """Return the size of a thread's memory: SPARE, pieces of two panels, the sums, and a block of strips."""
     strips = block_of_strips(rows, columns, depth) * parts_size(1, depth_of_strips(rows, depth))
-    return SPARE + 2 * DEPTH // SIDE * BLOCK + strips
+    return SPARE + 2 * DEPTH // SIDE * BLOCK + memory_of_sums(rows, columns, depth) + strips
 
 
 @apart_jit
@@ -109,18 +116,35 @@ def _split_b(b: Right, left: int, columns: int, k: int, depth: int, spare: ndarr
 
 
 @apart_jit
-def _edge(
-    high: int, wide: int, blocks: int, accumulate: bool, a: ndarray, a_at: int, b: ndarray, b_at: int,
-    out: ndarray, to: int, row: int, spare: ndarray,
+def _panel(
+    first: int, last: int, column: int, wide: int, blocks: int, begins: bool, ends: bool, straight: bool,
+    own: ndarray, strips: int, strip: int, b: ndarray, b_at: int, splits: bool, x: ndarray, x_at: int, x_step: int,
+    to: int, sums: int, bias: ndarray, relu: bool, out: ndarray, columns: int,
 ) -> None:  # fmt: skip
-    """Compute a tile that is not full, at out[to], by way of `spare`."""
-    for i in range(high if accumulate else 0):
-        for j in range(wide):
-            spare[i * SIDE + j] = out[to + i * row + j]
-    multiply(high, wide, blocks, accumulate, a, a_at, b, b_at, spare, 0, SIDE)
-    for i in range(high):
-        for j in range(wide):
-            out[to + i * row + j] = spare[i * SIDE + j]
+    """Multiply a block of strips, the rows first to last - 1 of out, by a piece of a panel, its columns from `column` on.
+
+    begins, ends: whether this is the first piece and whether it is the last. straight: it is both, and the sums go to
+    `out` without a detour. strips, sums, to: places in `own`; strip: the distance between two strips. If `splits`, the
+    next panel of x is split beside the first strip, and written to own[to:].
+    """
+    for row in range(first, last, SIDE):
+        high, a_at, at = min(SIDE, last - row), strips + (row - first) // SIDE * strip, row * columns + column
+        c_at = sums if straight else sums + (row - first) // SIDE * count_of(columns) * SIDE * SIDE
+        biased = wide if bias.size > 0 else 0
+        if straight and high == SIDE and wide == SIDE:
+            if splits and row == first:
+                multiply_and_split(blocks, False, own, a_at, b, b_at, out, at, columns, x, x_at, x_step, own, to)
+            else:
+                multiply(high, wide, blocks, False, own, a_at, b, b_at, out, at, columns)
+            for i in range(high if relu or biased else 0):
+                finish_row(out, at + i * columns, out, at + i * columns, wide, bias, column, biased, relu)
+            continue
+        if splits and row == first:
+            multiply_and_split(blocks, not begins, own, a_at, b, b_at, own, c_at, SIDE, x, x_at, x_step, own, to)
+        else:
+            multiply(high, wide, blocks, not begins, own, a_at, b, b_at, own, c_at, SIDE)
+        for i in range(high if ends else 0):
+            finish_row(own, c_at + i * SIDE, out, at + i * columns, wide, bias, column, biased, relu)
 
 
 @apart_jit
@@ -129,10 +153,12 @@ def _share(
     packed: ndarray, own: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
     """Compute out[top:bottom, left:right]; top and left are multiples of 32."""
-    columns, vector = out.shape[1], out.reshape(out.size)
+    columns, vector, numbers = out.shape[1], out.reshape(out.size), b.numbers
     piece = depth_of_piece(out.shape[0], packed.size > 0)
     here, there = SPARE, SPARE + piece // SIDE * BLOCK  # the panel, and the next one, in `own`
-    spare, strips = own[:SPARE], own[SPARE + 2 * DEPTH // SIDE * BLOCK :]
+    sums = SPARE + 2 * DEPTH // SIDE * BLOCK
+    strips = sums + memory_of_sums(out.shape[0], columns, depth)
+    spare = own[:SPARE]
     ready = False  # whether the panel was split beside the previous one
     whole = depth_of_strips(out.shape[0], depth)
     block = block_of_strips(out.shape[0], columns, depth) * SIDE
@@ -142,37 +168,34 @@ def _share(
         last = min(first + block, bottom)
         for k in range(0, depth, piece):
             deep = min(piece, depth - k)
-            blocks = count_of(deep)
+            blocks, begins, ends = count_of(deep), k == 0, k + deep == depth
             if k % whole == 0:
                 long = min(whole, depth - k)
-                _split_a(a, first, last - first, k, long, spare, strips)
+                _split_a(a, first, last - first, k, long, spare, own[strips:])
+            strip, strips_at = parts_size(1, long), strips + k % whole // SIDE * BLOCK
             for column in range(left, right, SIDE):
-                wide, source, at = min(SIDE, right - column), packed, parts_size(column, depth) + k // SIDE * BLOCK
-                numbers, numbers_at, step = b.numbers, 0, b.step  # of the next panel
-                if packed.size == 0:
-                    source, at = own, here
-                    if not ready:
-                        _split_b(b, column, wide, k, deep, spare, own[here:])
-                    next_k, next_column = (k, column + SIDE) if column + SIDE < right else (k + piece, left)
-                    ready = deep % SIDE == 0 and next_k + deep <= depth and next_column + SIDE <= right
-                    ready = ready and wide == SIDE and last - first >= SIDE
-                    numbers_at = next_k * b.step + next_column * b.column
-                    if ready and b.column > 1:
-                        pack_columns(b.numbers, numbers_at, b.column, deep, SIDE, spare, SIDE)
-                        numbers, numbers_at, step = spare, 0, SIDE
-                for row in range(first, last, SIDE):
-                    high, to = min(SIDE, last - row), row * columns + column
-                    a_at = parts_size(row - first, long) + k % whole // SIDE * BLOCK
-                    if row == first and ready:
-                        multiply_and_split(blocks, k > 0, strips, a_at, source, at, vector, to, columns,
-                                           numbers, numbers_at, step, own, there)  # fmt: skip
-                    elif high == SIDE and wide == SIDE:
-                        multiply(high, wide, blocks, k > 0, strips, a_at, source, at, vector, to, columns)
-                    else:
-                        _edge(high, wide, blocks, k > 0, strips, a_at, source, at, vector, to, columns, spare)
-                    if k + deep == depth and (relu or bias.size > 0):
-                        for i in range(high):
-                            finish_row(vector, to + i * columns, wide, bias, column, wide if bias.size > 0 else 0, relu)
+                wide, sums_at = min(SIDE, right - column), sums + column // SIDE * SIDE * SIDE
+                if depth <= piece:
+                    sums_at = sums
+                if packed.size > 0:
+                    at = parts_size(column, depth) + k // SIDE * BLOCK
+                    _panel(first, last, column, wide, blocks, begins, ends, depth <= piece, own, strips_at, strip,
+                           packed, at, False, packed, 0, 0, 0, sums_at, bias, relu, vector, columns)  # fmt: skip
+                    continue
+                if not ready:
+                    _split_b(b, column, wide, k, deep, spare, own[here:])
+                next_k, next_column = (k, column + SIDE) if column + SIDE < right else (k + piece, left)
+                ready = deep % SIDE == 0 and next_k + deep <= depth and next_column + SIDE <= right
+                ready = ready and wide == SIDE and last - first >= SIDE
+                at = next_k * b.step + next_column * b.column
+                if ready and b.column > 1:
+                    pack_columns(numbers, at, b.column, deep, SIDE, spare, SIDE)
+                    _panel(first, last, column, wide, blocks, begins, ends, depth <= piece, own, strips_at, strip,
+                           own, here, True, own, 0, SIDE, there, sums_at, bias, relu, vector, columns)  # fmt: skip
+                else:
+                    _panel(first, last, column, wide, blocks, begins, ends, depth <= piece, own, strips_at, strip,
+                           own, here, ready, numbers, at, b.step, there, sums_at, bias, relu, vector,
+                           columns)  # fmt: skip
                 here, there = there, here
     end_tiles(SHAPES)
 
