@@ -11,9 +11,12 @@ The loops are those of BLIS (blocks.py):
                 for each strip: multiply           a tile of 32 x 32 sums, which continues from earlier ones
                 during the first strip:            split the next panel, 12 or 24 KB. The vector units are free then
 
-The sums are in the order of k whatever the blocks are, since a tile that continues from `out` adds to the same numbers.
-So bits depend neither on the number of threads nor on the caches. They differ from those of cpu.py, which computes
-products that are too small to gain from AMX (`uses_amx`).
+If there are several pieces, the sums stay in memory of their own until the last one. In `out` the rows of a tile may be
+2 KB apart: then they share few sets of L1, and each piece would load them from L2 and store them there.
+
+The sums are in the order of k whatever the blocks are, since a tile that continues from earlier sums adds to the same
+numbers. So bits depend neither on the number of threads nor on the caches. They differ from those of cpu.py, which
+computes products that are too small to gain from AMX (`uses_amx`).
 """
 
 from __future__ import annotations
