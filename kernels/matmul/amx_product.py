@@ -120,20 +120,21 @@ def _split_b(b: Right, left: int, columns: int, k: int, depth: int, spare: ndarr
 
 @apart_jit
 def _panel(
-    first: int, last: int, column: int, wide: int, blocks: int, begins: bool, ends: bool, straight: bool,
-    own: ndarray, strips: int, strip: int, b: ndarray, b_at: int, splits: bool, x: ndarray, x_at: int, x_step: int,
-    to: int, sums: int, bias: ndarray, relu: bool, out: ndarray, columns: int,
+    first: int, last: int, column: int, wide: int, blocks: int, begins: bool, ends: bool, own: ndarray, strips: int,
+    strip: int, b: ndarray, b_at: int, splits: bool, x: ndarray, x_at: int, x_step: int, to: int, sums: int,
+    bias: ndarray, relu: bool, out: ndarray, columns: int,
 ) -> None:  # fmt: skip
-    """Multiply a block of strips, the rows first to last - 1 of out, by a piece of a panel, its columns from `column` on.
+    """Multiply strips, rows first to last - 1 of out, by a piece of a panel, `wide` columns from `column` on.
 
-    begins, ends: whether this is the first piece and whether it is the last. straight: it is both, and the sums go to
-    `out` without a detour. strips, sums, to: places in `own`; strip: the distance between two strips. If `splits`, the
-    next panel of x is split beside the first strip, and written to own[to:].
+    begins, ends: whether this is the first piece, and whether it is the last. If it is both, the sums of whole tiles go
+    to `out` without a detour. own: the thread's memory; strips, sums, to: places in it; strip: the distance between two
+    strips. If `splits`, the next panel, of x, is split beside the first strip, and goes to own[to:].
     """
+    straight, biased = begins and ends, wide if bias.size > 0 else 0
     for row in range(first, last, SIDE):
         high, a_at, at = min(SIDE, last - row), strips + (row - first) // SIDE * strip, row * columns + column
-        c_at = sums if straight else sums + (row - first) // SIDE * count_of(columns) * SIDE * SIDE
-        biased = wide if bias.size > 0 else 0
+        tile = 0 if straight else (row - first) // SIDE * count_of(columns) + column // SIDE
+        c_at = sums + tile * SIDE * SIDE
         if straight and high == SIDE and wide == SIDE:
             if splits and row == first:
                 multiply_and_split(blocks, False, own, a_at, b, b_at, out, at, columns, x, x_at, x_step, own, to)
@@ -177,13 +178,11 @@ def _share(
                 _split_a(a, first, last - first, k, long, spare, own[strips:])
             strip, strips_at = parts_size(1, long), strips + k % whole // SIDE * BLOCK
             for column in range(left, right, SIDE):
-                wide, sums_at = min(SIDE, right - column), sums + column // SIDE * SIDE * SIDE
-                if depth <= piece:
-                    sums_at = sums
+                wide = min(SIDE, right - column)
                 if packed.size > 0:
                     at = parts_size(column, depth) + k // SIDE * BLOCK
-                    _panel(first, last, column, wide, blocks, begins, ends, depth <= piece, own, strips_at, strip,
-                           packed, at, False, packed, 0, 0, 0, sums_at, bias, relu, vector, columns)  # fmt: skip
+                    _panel(first, last, column, wide, blocks, begins, ends, own, strips_at, strip, packed, at,
+                           False, packed, 0, 0, 0, sums, bias, relu, vector, columns)  # fmt: skip
                     continue
                 if not ready:
                     _split_b(b, column, wide, k, deep, spare, own[here:])
@@ -193,12 +192,11 @@ def _share(
                 at = next_k * b.step + next_column * b.column
                 if ready and b.column > 1:
                     pack_columns(numbers, at, b.column, deep, SIDE, spare, SIDE)
-                    _panel(first, last, column, wide, blocks, begins, ends, depth <= piece, own, strips_at, strip,
-                           own, here, True, own, 0, SIDE, there, sums_at, bias, relu, vector, columns)  # fmt: skip
+                    _panel(first, last, column, wide, blocks, begins, ends, own, strips_at, strip, own, here,
+                           True, own, 0, SIDE, there, sums, bias, relu, vector, columns)  # fmt: skip
                 else:
-                    _panel(first, last, column, wide, blocks, begins, ends, depth <= piece, own, strips_at, strip,
-                           own, here, ready, numbers, at, b.step, there, sums_at, bias, relu, vector,
-                           columns)  # fmt: skip
+                    _panel(first, last, column, wide, blocks, begins, ends, own, strips_at, strip, own, here,
+                           ready, numbers, at, b.step, there, sums, bias, relu, vector, columns)  # fmt: skip
                 here, there = there, here
     end_tiles(SHAPES)
 
