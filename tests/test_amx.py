@@ -130,9 +130,10 @@ def test_bits_depend_neither_on_threads_nor_on_caches(shape: tuple[int, int, int
     assert small.stdout.strip() == hashlib.sha256(found[0].tobytes()).hexdigest()
 
 
-def test_a_bias_is_added() -> None:
+@pytest.mark.parametrize("depth", [40, 100, 200])  # sums of one piece; of one with packed weights; of several
+def test_a_bias_is_added(depth: int) -> None:
     random = np.random.default_rng(6)
-    a, b, bias = (random.standard_normal(size).astype(np.float32) for size in ((90, 200), (200, 145), (145,)))
+    a, b, bias = (random.standard_normal(size).astype(np.float32) for size in ((90, depth), (depth, 145), (145,)))
     plain = products(a, b)[0]
     for out in products(a, b, bias):
         assert (out == plain + bias).all()
