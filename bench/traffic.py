@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from minidl.kernels.conv import choice, planes, pointwise, sizes, winograd_gradient
 from minidl.kernels.conv.reference import output_size
 from minidl.kernels.matmul.amx import SIDE
-from minidl.kernels.matmul.amx_product import block_of_strips, depth_of_piece, depth_of_strips, uses_amx
+from minidl.kernels.matmul.amx_product import WIDE, block_of_strips, depth_of_piece, depth_of_strips, uses_amx
 from minidl.kernels.matmul.blocks import MR, NR, PRODUCT_MR, block_depth, block_rows
 from minidl.kernels.matmul.cpu import B_IN_PLACE_STRIPS, PACK_A_PANELS
 from minidl.program.dependence import FIRST_WRITTEN
@@ -181,9 +181,9 @@ def product_on_amx(rows: int, columns: int, depth: int, threads: int, packed: bo
     a, b, out = PARTS * rows * depth, PARTS * columns * depth, FLOAT * rows * columns
     copies = threads if columns >= rows else 1  # threads that split all of a
     return [
-        Stream(a * panels, a * copies, PARTS * whole * block),
+        Stream(a * panels, a * copies * _up(mine[1], WIDE), PARTS * whole * block),
         Stream(b * strips, 0 if packed else b * blocks, 2 * PARTS * piece * SIDE),
-        Stream(out * again, out * again, FLOAT * block * mine[1]),
+        Stream(out * again, out * again, FLOAT * block * min(mine[1], WIDE)),
     ]
 
 

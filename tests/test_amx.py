@@ -50,7 +50,7 @@ def products(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None, relu:
 
 
 SHAPES = [(64, 32, 128), (65, 33, 129), (100, 257, 150), (95, 1500, 143), (700, 130, 161), (130, 70, 700),
-          (129, 224, 70), (320, 96, 64)]  # fmt: skip
+          (129, 224, 70), (320, 96, 64), (70, 150, 2300)]  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", SHAPES)

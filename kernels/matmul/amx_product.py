@@ -4,12 +4,13 @@ The threads divide the panels among themselves (the strips, if there are more of
 its own memory. It would take longer to read parts that another core has just written, than to split them once more.
 The loops are those of BLIS (blocks.py):
 
-    for a block of strips                          whose rows of out, and the strips below, stay in L2
-        for a piece of 64 or 128 products
-            split the strips                       6 bytes per product; or all with the first piece, if they fit into L2
-            for each panel
-                for each strip: multiply           a tile of 32 x 32 sums, which continues from earlier ones
-                during the first strip:            split the next panel, 12 or 24 KB. The vector units are free then
+    for up to 1024 columns
+        for a block of strips                          whose sums, and the strips below, stay in L2
+            for a piece of 64 or 128 products
+                split the strips                       6 bytes per product; all with the first piece, if L2 has room
+                for each panel
+                    for each strip: multiply           a tile of 32 x 32 sums, which continues from earlier ones
+                    during the first strip:            split the next panel, 12 or 24 KB: the vector units are free then
 
 If there are several pieces, the sums stay in memory of their own until the last one. In `out` the rows of a tile may be
 2 KB apart: then they share few sets of L1, and each piece would load them from L2 and store them there.
@@ -48,6 +49,7 @@ from .pack import pack_columns
 LEAST, LEAST_LONGER, LEAST_DEPTH = 64, 128, 32  # measured: for smaller products vectors are faster
 DEPTH = 128  # products of a piece of a panel; half as many for few rows: this panel and the next one stay in L1
 FEW_ROWS = 256
+WIDE = 1024  # a thread computes at most this many columns at a time, so that their sums stay in L2
 SPARE = DEPTH * SIDE + 2 * SIDE  # memory for a piece of a panel, transposed by pack_columns
 
 
@@ -72,17 +74,23 @@ def depth_of_strips(rows: int, depth: int) -> int:
 
 @jit
 def block_of_strips(rows: int, columns: int, depth: int) -> int:
-    """Return the strips of a block: with all columns of out, it would fill L2. A thread has a part of the columns."""
+    """Return the strips of a block: with the sums of WIDE columns, it would fill L2. A thread may have fewer."""
     if parts_size(rows, depth) <= MC_KC:
         return count_of(rows)
-    return min(count_of(rows), max(1, 2 * MC_KC // (DEPTH // SIDE * BLOCK + SIDE * columns)))
+    return min(count_of(rows), max(1, 2 * MC_KC // (DEPTH // SIDE * BLOCK + SIDE * min(columns, WIDE))))
+
+
+@jit
+def tiles_of_strip(columns: int) -> int:
+    """Return how many tiles of sums a strip has at a time."""
+    return count_of(min(columns, WIDE))
 
 
 @jit
 def memory_of_sums(rows: int, columns: int, depth: int) -> int:
     """Return the size of a thread's memory for sums: a block of strips, or one tile if there is only one piece."""
     one = depth <= depth_of_piece(rows, False)
-    return SIDE * SIDE * (1 if one else block_of_strips(rows, columns, depth) * count_of(columns))
+    return SIDE * SIDE * (1 if one else block_of_strips(rows, columns, depth) * tiles_of_strip(columns))
 
 
 @jit
@@ -133,7 +141,7 @@ def _panel(
     straight, biased = begins and ends, wide if bias.size > 0 else 0
     for row in range(first, last, SIDE):
         high, a_at, at = min(SIDE, last - row), strips + (row - first) // SIDE * strip, row * columns + column
-        tile = 0 if straight else (row - first) // SIDE * count_of(columns) + column // SIDE
+        tile = 0 if straight else (row - first) // SIDE * tiles_of_strip(columns) + column % WIDE // SIDE
         c_at = sums + tile * SIDE * SIDE
         if straight and high == SIDE and wide == SIDE:
             if splits and row == first:
@@ -156,7 +164,7 @@ def _share(
     top: int, bottom: int, left: int, right: int, a: Left, b: Right, depth: int, bias: ndarray, relu: bool,
     packed: ndarray, own: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """Compute out[top:bottom, left:right]; top and left are multiples of 32."""
+    """Compute out[top:bottom, left:right], at most WIDE columns; top and left are multiples of 32."""
     columns, vector, numbers = out.shape[1], out.reshape(out.size), b.numbers
     piece = depth_of_piece(out.shape[0], packed.size > 0)
     here, there = SPARE, SPARE + piece // SIDE * BLOCK  # the panel, and the next one, in `own`
@@ -222,6 +230,8 @@ def amx_product(
         first, last = p * sides // parts * SIDE, (p + 1) * sides // parts * SIDE
         own = memory[p * each : (p + 1) * each]
         if panels >= strips:
-            _share(0, rows, first, min(last, columns), a, b, depth, bias, relu, split, own, out)
+            top, bottom, left, right = 0, rows, first, min(last, columns)
         else:
-            _share(first, min(last, rows), 0, columns, a, b, depth, bias, relu, split, own, out)
+            top, bottom, left, right = first, min(last, rows), 0, columns
+        for column in range(left, right, WIDE):
+            _share(top, bottom, column, min(column + WIDE, right), a, b, depth, bias, relu, split, own, out)
