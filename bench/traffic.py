@@ -180,8 +180,9 @@ def product_on_amx(rows: int, columns: int, depth: int, threads: int, packed: bo
     strips, panels, blocks, again = _up(rows, SIDE), _up(columns, SIDE), _up(mine[0], block), _up(depth, piece) - 1
     a, b, out = PARTS * rows * depth, PARTS * columns * depth, FLOAT * rows * columns
     copies = threads if columns >= rows else 1  # threads that split all of a
+    bands = _up(mine[1], WIDE)  # how often they split it
     return [
-        Stream(a * panels, a * copies * _up(mine[1], WIDE), PARTS * whole * block),
+        Stream(a * panels, a * copies * bands, PARTS * whole * block),
         Stream(b * strips, 0 if packed else b * blocks, 2 * PARTS * piece * SIDE),
         Stream(out * again, out * again, FLOAT * block * min(mine[1], WIDE)),
     ]

@@ -78,6 +78,10 @@ def test_float64_has_the_same_scratch_and_uses_vectors(shape: tuple[int, int, in
         np.testing.assert_allclose(out, a @ b, rtol=0, atol=1e-12 * np.sqrt(k))
 
 
+def test_scratch_is_small_for_many_columns() -> None:
+    assert cpu.nn_scratch(128, 65536, 1000) <= threads() * 600_000
+
+
 def test_scratch_is_small_for_many_rows() -> None:
     assert max(cpu.nn_scratch(65536, 128, depth) for depth in (127, 128, 129)) <= threads() * 600_000
 
@@ -106,7 +110,7 @@ def test_infinite_numbers_become_nan_and_large_ones_do_not() -> None:
         np.testing.assert_allclose(out[2], 3.38e38, rtol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(700, 300, 160), (160, 300, 700), (70, 40, 135)])
+@pytest.mark.parametrize("shape", [(700, 300, 160), (160, 300, 700), (70, 40, 135), (1100, 160, 1060)])
 def test_bits_depend_neither_on_threads_nor_on_caches(shape: tuple[int, int, int]) -> None:
     m, k, n = shape
     random, before = np.random.default_rng(2), threads()

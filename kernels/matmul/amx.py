@@ -313,6 +313,9 @@ def finish_row(
     e: Emitter, sums: Value, sums_at: Value, c: Value, at: Value, width: Value, bias: Value, bias_at: Value,
     biased: Value, relu: Value,
 ) -> None:  # fmt: skip
-    """Compute c[at + j] = sums[sums_at + j] + bias for j < width <= 32 (bias for j < biased), with relu if `relu`."""
+    """Compute c[at + j] = sums[sums_at + j] + bias for j < width <= 32 (bias for j < biased), with relu if `relu`.
+
+    32 numbers of sums are read.
+    """
     totals = {(0, v): x for v, x in enumerate(e.columns(e.at(sums, sums_at), 2))}
     e.write(with_bias_and_relu(e, totals, e.at(bias, bias_at), biased, relu), [e.at(c, at)], width)

@@ -5,7 +5,7 @@ its own memory. It would take longer to read parts that another core has just wr
 The loops are those of BLIS (blocks.py):
 
     for up to 1024 columns
-        for a block of strips                          whose sums, and the strips below, stay in L2
+        for a block of strips                          that, with its sums, stays in L2; or all, if the strips alone do
             for a piece of 64 or 128 products
                 split the strips                       6 bytes per product; all with the first piece, if L2 has room
                 for each panel
@@ -49,7 +49,7 @@ from .pack import pack_columns
 LEAST, LEAST_LONGER, LEAST_DEPTH = 64, 128, 32  # measured: for smaller products vectors are faster
 DEPTH = 128  # products of a piece of a panel; half as many for few rows: this panel and the next one stay in L1
 FEW_ROWS = 256
-WIDE = 1024  # a thread computes at most this many columns at a time, so that their sums stay in L2
+WIDE = 1024  # a thread computes at most this many columns at a time: more would need more memory for sums
 SPARE = DEPTH * SIDE + 2 * SIDE  # memory for a piece of a panel, transposed by pack_columns
 
 
@@ -74,7 +74,7 @@ def depth_of_strips(rows: int, depth: int) -> int:
 
 @jit
 def block_of_strips(rows: int, columns: int, depth: int) -> int:
-    """Return the strips of a block: with the sums of WIDE columns, it would fill L2. A thread may have fewer."""
+    """Return the strips of a block: all if they fit into L2 (their sums may not), else as many as fill it with sums."""
     if parts_size(rows, depth) <= MC_KC:
         return count_of(rows)
     return min(count_of(rows), max(1, 2 * MC_KC // (DEPTH // SIDE * BLOCK + SIDE * min(columns, WIDE))))
@@ -88,7 +88,10 @@ def tiles_of_strip(columns: int) -> int:
 
 @jit
 def memory_of_sums(rows: int, columns: int, depth: int) -> int:
-    """Return the size of a thread's memory for sums: a block of strips, or one tile if there is only one piece."""
+    """Return the size of a thread's memory for sums: a block of strips, or one tile if there is only one piece.
+
+    The pieces of packed panels may be deeper. Then one tile would be enough, but there are more.
+    """
     one = depth <= depth_of_piece(rows, False)
     return SIDE * SIDE * (1 if one else block_of_strips(rows, columns, depth) * tiles_of_strip(columns))
 
@@ -132,11 +135,13 @@ def _panel(
     strip: int, b: ndarray, b_at: int, splits: bool, x: ndarray, x_at: int, x_step: int, to: int, sums: int,
     bias: ndarray, relu: bool, out: ndarray, columns: int,
 ) -> None:  # fmt: skip
-    """Multiply strips, rows first to last - 1 of out, by a piece of a panel, `wide` columns from `column` on.
+    """Multiply a piece of some strips, rows first to last - 1 of out, by one of a panel, and add this to their sums.
 
-    begins, ends: whether this is the first piece, and whether it is the last. If it is both, the sums of whole tiles go
-    to `out` without a detour. own: the thread's memory; strips, sums, to: places in it; strip: the distance between two
-    strips. If `splits`, the next panel, of x, is split beside the first strip, and goes to own[to:].
+    The panel is b[b_at:], with `blocks` blocks for `wide` columns from `column` on. begins, ends: whether this is the
+    first piece, and whether it is the last. If it is both, the sums of whole tiles go to `out` without a detour.
+    own: the thread's memory; strips, sums, to: places in it; strip: the distance between two strips. If `splits`, the
+    next panel, x[x_at + k * x_step + j], is split beside the first strip, and goes to own[to:].
+    columns: those of all of out, a vector
     """
     straight, biased = begins and ends, wide if bias.size > 0 else 0
     for row in range(first, last, SIDE):
