@@ -17,18 +17,23 @@ from hypothesis import strategies as st
 from minidl.engine.environment import isa
 from minidl.engine.jit import VECTOR_BYTES
 from minidl.kernels.matmul import cpu
-from minidl.kernels.matmul.blocks import LANES, MR
-from minidl.kernels.matmul.tile import panel, panel_width
+from minidl.kernels.matmul.blocks import LANES, MR, WIDE_MR
+from minidl.kernels.matmul.tile import MOST_VECTORS, columns_of, panel, panel_width, panels_of
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE)
+
+
+def widest(dtype: str) -> int:
+    """Return the largest number of columns of a tile."""
+    return int(MOST_VECTORS * panel_width(np.empty(0, dtype)) // 2)
 
 
 def run_panel(dtype: str, rows: int, width: int, depth: int, accumulate: bool) -> None:
     """Compare `panel`, which computes a column of tiles (kernels/matmul/tile.py), with float64. Rows and products have
     random offsets in a. The memory around c's rows must not change."""
     random = np.random.default_rng(rows * 1000 + width)
-    columns = panel_width(np.empty(0, dtype))
+    columns = widest(dtype)
     a, b = (random.standard_normal(4000).astype(dtype) for _ in range(2))
     a_at, b_at, c_at, b_step = 3, 5, 7, columns + 1
     a_offsets, a_rows = random.integers(0, 500, depth), random.integers(0, 500, rows)
@@ -49,13 +54,26 @@ def run_panel(dtype: str, rows: int, width: int, depth: int, accumulate: bool) -
 @pytest.mark.parametrize("rows", [1, 2, 3, MR - 1, MR, MR + 1, 2 * MR + 1, 17])
 def test_any_number_of_rows(dtype: str, rows: int) -> None:
     run_panel(dtype, rows, width=3, depth=14, accumulate=True)
+    run_panel(dtype, rows, width=widest(dtype), depth=14, accumulate=True)
 
 
 @DTYPES
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_any_width(dtype: str, accumulate: bool) -> None:
-    for width in range(1, panel_width(np.empty(0, dtype)) + 1):
-        run_panel(dtype, rows=MR + 2, width=width, depth=12, accumulate=accumulate)
+    for width in range(1, widest(dtype) + 1):
+        run_panel(dtype, rows=WIDE_MR + 2, width=width, depth=12, accumulate=accumulate)
+
+
+@DTYPES
+def test_panels_cover_all_columns_and_only_a_single_one_is_narrow(dtype: str) -> None:
+    array = np.empty(0, dtype)
+    vector = panel_width(array) // 2
+    for columns in range(1, 10 * vector):
+        widths = [columns_of(p, columns, array) for p in range(panels_of(columns, array))]
+        assert sum(widths) == columns
+        assert all(width == 2 * vector for width in widths[:-1])
+        assert widths[-1] <= 3 * vector
+        assert len(widths) == 1 or widths[-1] > vector
 
 
 @DTYPES

@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
-from minidl.kernels.matmul.tile import lanes, panel_width
+from minidl.kernels.matmul.tile import MOST_VECTORS, lanes, whole_vectors
 
 from .geometry import Axis, Layer, by_channels, ceildiv, span
 from .reference import Pair
@@ -64,12 +64,11 @@ def copy_size(layer: Layer, width: int, gap: int) -> Pair:
 def row_of_outputs(layer: Layer, bundle: int, array: ndarray) -> int:
     """Return the size of a row that holds all outputs of a bundle (geometry.py), rounded up.
 
-    If vectors extend across groups, the row is a whole number of vectors. Otherwise each group is a whole number of
-    panels.
+    If vectors extend across groups, the row is a whole number of vectors. Otherwise each group is.
     """
     if by_channels(layer):
-        return ceildiv(layer.groups * layer.outer, lanes(array)) * lanes(array)
-    return layer.groups * ceildiv(bundle * layer.outer, panel_width(array)) * panel_width(array)
+        return whole_vectors(layer.groups * layer.outer, array)
+    return layer.groups * whole_vectors(bundle * layer.outer, array)
 
 
 @jit
@@ -163,7 +162,7 @@ def _expand(colour: ndarray, inner: int, outer: int, target: ndarray) -> None:
 def _copy_vectors(
     e: Emitter, pixels: Value, channels: Value, source: Value, at: Value, step: Value, target: Value, width: Value
 ) -> None:  # fmt: skip
-    """Copy `pixels` pixels as whole vectors: at least one pixel, and at most two vectors of channels."""
+    """Copy `pixels` pixels as whole vectors: at least one pixel, and at most three vectors of channels."""
 
     def copy_all(e: Emitter, vectors: int) -> None:
         def pixel(_: Sums, number: Value, source_at: Value, target_at: Value) -> Sums:
@@ -173,7 +172,7 @@ def _copy_vectors(
 
         e.loop(pixels, [(at, step), (0, width)], {}, pixel)
 
-    e.narrowest(channels, copy_all)
+    e.narrowest(channels, MOST_VECTORS, copy_all)
 
 
 @jit
@@ -182,12 +181,12 @@ def copy_pixels(
 ) -> None:  # fmt: skip
     """Copy target[i * width + c] = source[at + i * step + c] for all i < pixels and c < channels.
 
-    Few channels are copied as whole vectors: up to panel_width - 1 numbers after each pixel of the target get any
+    Few channels are copied as whole vectors: numbers after each pixel of the target, less than a vector, get any
     value. So the target is written from its beginning to its end, and there must be memory after its end.
     """
     fast = 0
-    if channels <= panel_width(source):
-        fast = max(0, min(pixels, (source.size - panel_width(source) - at) // step + 1))
+    if channels <= MOST_VECTORS * lanes(source):
+        fast = max(0, min(pixels, (source.size - whole_vectors(channels, source) - at) // step + 1))
     if fast > 0:
         _copy_vectors(fast, channels, source, at, step, target, width)
     for i in range(fast, pixels):

@@ -40,7 +40,7 @@ def _tile(
         sums = e.loop(depth, [(0, b_step)], e.zeros(MR, vectors), add_products)
         e.write(e.plus(sums, accumulate, rows_of_c, width), rows_of_c, width)
 
-    e.one_or_two(width, tile)
+    e.whole_vectors(width, 2, tile)
 
 
 @jit

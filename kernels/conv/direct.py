@@ -22,7 +22,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from minidl.kernels.matmul.blocks import LINE, aligned
-from minidl.kernels.matmul.tile import panel, panel_width
+from minidl.kernels.matmul.tile import columns_of, panel, panel_width, panels_of, whole_vectors
 
 from . import geometry
 from .blocks import Cut, block_at, copy_size, cut_into_blocks, gather, place, row_of_outputs
@@ -76,17 +76,24 @@ def _weight(layer: Layer, weight: ndarray, backward: bool, u: int, v: int, k: in
     return weight[u, v, k, o]
 
 
+@jit
+def _panel_at(cut: Cut, group: int, number: int, array: ndarray) -> int:
+    """Return how many columns precede this panel of a group, if each group is rounded up to whole vectors."""
+    return group * whole_vectors(cut.h.bundle * cut.layer.outer, array) + number * panel_width(array)
+
+
 @apart_jit
 def _pack(number: int, cut: Cut, weight: ndarray, backward: bool, packed: ndarray) -> None:
-    """Pack the weights of panel `number`: packed (panels, taps, inner, width of a panel), 0 beyond the last output."""
+    """Pack the weights of panel `number`, counted over all groups: (taps, inner, whole vectors), 0 beyond the last."""
     layer, v, h, outer = cut.layer, cut.v, cut.h, cut.layer.outer
     if by_channels(layer):
-        width, each, first = row_of_outputs(layer, 1, packed), layer.groups * outer, 0
+        width, each, first, at = row_of_outputs(layer, 1, packed), layer.groups * outer, 0, 0
     else:
-        width, panels = panel_width(packed), ceildiv(h.bundle * outer, panel_width(packed))
-        first = number % panels * width
-        each, first = min(width, h.bundle * outer - first), number // panels * outer + first
-    at = number * v.taps * h.taps * layer.inner * width
+        columns = h.bundle * outer
+        group, panel = divmod(number, panels_of(columns, packed))
+        each = columns_of(panel, columns, packed)
+        width, first = whole_vectors(each, packed), group * outer + panel * panel_width(packed)
+        at = _panel_at(cut, group, panel, packed) * v.taps * h.taps * layer.inner
     for s in range(v.taps):
         for t in range(h.taps):
             u, column = v.tap + s * v.tap_step, h.tap + t * h.tap_step
@@ -181,36 +188,44 @@ def _pass(
     apart = layer.groups > 1 and h.bundle > 1  # in y, other groups lie between the outputs of a bundle
     a_offsets = _source_offsets(cut)
     groups, columns, width = layer.groups, h.bundle * layer.outer, panel_width(packed)
-    size, b_step = a_offsets.size * width, width  # the size of a packed panel, and of its rows
+    panels = panels_of(columns, packed)
     if across:
         groups, columns, width = 1, outputs, channel_width(packed)
-        size, b_step = width, row_of_outputs(layer, 1, packed)  # the panels are side by side
-    panels = ceildiv(columns, width)
+        panels = ceildiv(columns, width)
     for i in range(task * cut.blocks // tasks, (task + 1) * cut.blocks // tasks):
         block = block_at(cut, i)
         pixel = ((block.image * v.out + v.first + block.row * v.stride) * h.out + h.first) * outputs
         for group in range(groups):
             a, a_at = gather(cut, block, group, x, copied)
             for p in range(panels):
-                number, at = group * panels + p, pixel + group * layer.outer + p * width
-                channel = p * width if across else 0
+                at, channel = pixel + group * layer.outer + p * width, 0
+                if across:  # the panels are side by side
+                    each, b_step = min(width, columns - p * width), row_of_outputs(layer, 1, packed)
+                    end_at, b_at, channel = p * width, p * width, p * width
+                else:
+                    each = columns_of(p, columns, packed)
+                    end_at, b_step = _panel_at(cut, group, p, packed), whole_vectors(each, packed)
+                    b_at = end_at * a_offsets.size
                 for part in range(1 + h.pixels - whole):  # complete bundles, then the incomplete one of each row
                     begin = part * cut.images * cut.rows * whole
                     stop = begin + block.images * block.rows * (1 if part else whole)
-                    some = h.rest * layer.outer if part else min(width, columns - p * width)
+                    some = h.rest * layer.outer if part else each
                     for first in range(begin, stop, CHUNK):
                         last = min(first + CHUNK, stop)
                         rows = c_rows[first:last]
-                        c, c_at, rows_of_c = (sums, 0, rows_of_sums) if apart else (y, at, rows)
-                        _sum(across, a, a_offsets, a_rows[first:last], a_at + channel, packed, number * size, b_step,
-                             c, rows_of_c, c_at, some)  # fmt: skip
-                        each = layer.outer if apart else some
-                        for o in range(0, some, each):
-                            to = at + o // each * outputs
+                        if apart:
+                            _sum(across, a, a_offsets, a_rows[first:last], a_at + channel, packed, b_at, b_step,
+                                 sums, rows_of_sums, 0, some)  # fmt: skip
+                        else:
+                            _sum(across, a, a_offsets, a_rows[first:last], a_at + channel, packed, b_at, b_step,
+                                 y, rows, at, some)  # fmt: skip
+                        row = layer.outer if apart else some
+                        for o in range(0, some, row):
+                            to = at + o // row * outputs
                             if apart:  # one pixel of each bundle
-                                spread_rows(sums[o:], y, rows, to, each)
+                                spread_rows(sums, o, y, rows, to, row)
                             if finish:
-                                finish_rows(y, rows, to, each, end, number * width, shortcut)
+                                finish_rows(y, rows, to, row, end, end_at, shortcut)
 
 
 @apart_jit
@@ -252,7 +267,7 @@ def _task(
     row = row_of_outputs(layer, bundle, memory)
     end, packed = memory[: 5 * row], kept if kept.size else memory[5 * row :]
     mine = memory[memory.size - (task + 1) * each : memory.size - task * each]
-    panels = 1 if by_channels(layer) else row // panel_width(memory)
+    panels = 1 if by_channels(layer) else layer.groups * panels_of(bundle * layer.outer, memory)
     at = 0
     for remainder in range(layer.stride[0] * layer.stride[1] if backward else 1):
         if bundle > 1 and remainder % layer.stride[1]:

@@ -1,6 +1,6 @@
 """The end of a layer (bias, scale, shift, shortcut, relu), applied to rows of sums after the micro-kernel.
 
-A row has at most panel_width numbers: one or two vectors, of which the last may be partial.
+A row has at most MOST_VECTORS vectors, of which the last may be partial.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import jit
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
-from minidl.kernels.matmul.tile import panel_width
+from minidl.kernels.matmul.tile import MOST_VECTORS, panel_width
 
 
 @instructions
@@ -30,7 +30,7 @@ def _end(
         bias, scale, shift, least = (e.load(start, first) for start in ends[:4])
         return e.at_least(b.fadd(e.scale_shift(x, bias, scale, shift), other), least)
 
-    for v in range(2):
+    for v in range(MOST_VECTORS):
         first = v * e.lanes
         with b.if_else(b.icmp_signed(">=", width, e.integer(first + e.lanes))) as (whole, part):
             with whole:
@@ -66,22 +66,25 @@ def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: 
 
 @instructions
 def _copy_lanes(
-    e: Emitter, rows: Value, sums: Value, step: Value, y: Value, y_rows: Value, at: Value, width: Value
+    e: Emitter, rows: Value, sums: Value, sums_at: Value, step: Value, y: Value, y_rows: Value, at: Value, width: Value
 ) -> None:  # fmt: skip
-    """Copy y[at + y_rows[r] + j] = sums[r * step + j] for r < rows, at least one, and j < width, at most one vector."""
+    """Copy y[at + y_rows[r] + j] = sums[sums_at + r * step + j] for r < rows and j < width.
+
+    There is at least one row, and `width` is at most one vector.
+    """
     y, mask = e.at(y, at), e.mask(0, width)
 
     def copy_row(_: Sums, r: Value, start: Value) -> Sums:
         e.store_masked(e.load(e.at(sums, start), 0), e.at(y, e.number(y_rows, r)), 0, mask)
         return {}
 
-    e.loop(rows, [(0, step)], {}, copy_row)
+    e.loop(rows, [(sums_at, step)], {}, copy_row)
 
 
 @jit
-def spread_rows(sums: ndarray, y: ndarray, rows: ndarray, at: int, width: int) -> None:
-    """Copy y[at + rows[r] + j] = sums[r * panel_width + j] for all r and all j < width, at most one vector."""
-    _copy_lanes(rows.size, sums, panel_width(sums), y, rows, at, width)
+def spread_rows(sums: ndarray, sums_at: int, y: ndarray, rows: ndarray, at: int, width: int) -> None:
+    """Copy y[at + rows[r] + j] = sums[sums_at + r * panel_width + j] for all r and j < width, at most one vector."""
+    _copy_lanes(rows.size, sums, sums_at, panel_width(sums), y, rows, at, width)
 
 
 @jit

@@ -25,7 +25,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from minidl.kernels.matmul.blocks import LINE, aligned
-from minidl.kernels.matmul.tile import lanes, panel, panel_width
+from minidl.kernels.matmul.tile import columns_of, lanes, panel, panel_width, panels_of, whole_vectors
 
 from .blocks import Block, Cut, block_at, clear, copy, copy_pixels, copy_size, cut_into_blocks, gather, place
 from .channels import channel_panel, channel_width
@@ -82,7 +82,7 @@ class Piece(NamedTuple):
     output: int  # the first output, counted over all groups
     columns: int  # outputs of the piece times pixels of a bundle
     dy_in_place: bool
-    dy_step: int  # the distance from one pixel of dy, or of its copy, to the next, in numbers
+    dy_step: int  # the distance from one pixel of dy, or of its copy, to the next; 0 if each panel has its own
 
 
 @apart_jit
@@ -103,12 +103,10 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
     pixels = WEIGHT_KC // layer.stride[1]  # with a stride, a block of as many pixels reads more of x
     cut = cut_into_blocks(part, v, h, x.shape[0], in_place, gap, pixels, x)
 
-    # dy is read in place or copied into panels. Panels use fewer cache lines, and have zeros beyond the last output.
+    # dy is read in place or copied into panels, which use fewer cache lines.
     dy_in_place = bundle == 1 and outer % lanes(x) == 0 and (across or rows * h.taps * layer.inner <= MAX_UNPACKED)
     columns = bundle * min(some, outer - first)
-    dy_step = columns if bundle > 1 else (channel_width(x) if across else panel_width(x))
-    if bundle == 1 and not across and columns <= lanes(x):
-        dy_step = lanes(x)
+    dy_step = columns if bundle > 1 else (channel_width(x) if across else 0)
     if dy_in_place:
         dy_step = outputs
     return Piece(cut, row, group, group * layer.outer + first, columns, dy_in_place, dy_step)
@@ -138,11 +136,30 @@ def _pixel_offsets(cut: Cut) -> ndarray:
     return offsets
 
 
+@jit
+def _panel(number: int, piece: Piece, array: ndarray) -> tuple[int, int, int]:
+    """Return the first column of a panel of the piece, its width, and the distance between pixels of dy."""
+    if by_channels(piece.cut.layer):
+        first = number * channel_width(array)
+        return first, min(channel_width(array), piece.columns - first), piece.dy_step
+    width = columns_of(number, piece.columns, array)
+    step = piece.dy_step if piece.dy_step else whole_vectors(width, array)
+    return number * panel_width(array), width, step
+
+
+@jit
+def _panels(piece: Piece, array: ndarray) -> int:
+    """Return the number of panels of the piece."""
+    if by_channels(piece.cut.layer):
+        return ceildiv(piece.columns, channel_width(array))
+    return panels_of(piece.columns, array)
+
+
 @apart_jit
 def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tuple[ndarray, int, int]:
     """Return a block of dy: array, offset and factor. The panel with first column p begins at offset + p * factor."""
     layer, h, lines = piece.cut.layer, piece.cut.h, block.images * block.rows
-    outputs, width = layer.groups * layer.outer, piece.dy_step
+    outputs = layer.groups * layer.outer
     at = (block.image * piece.cut.v.out + block.row) * h.out * outputs + piece.output
     if piece.dy_in_place:
         return dy, at, 1
@@ -156,9 +173,9 @@ def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tupl
                 copy_pixels(h.out, layer.outer, dy, at + i * h.out * outputs, outputs, target, layer.outer)
             clear(target[line:])
     else:
-        for o in range(0, piece.columns, width):
-            some = min(width, piece.columns - o)
-            copy_pixels(lines * h.pixels, some, dy, at + o, outputs, memory[o * lines * h.pixels :], width)
+        for p in range(_panels(piece, dy)):
+            column, width, step = _panel(p, piece, dy)
+            copy_pixels(lines * h.pixels, width, dy, at + column, outputs, memory[column * lines * h.pixels :], step)
     return memory, 0, lines * h.pixels
 
 
@@ -190,7 +207,6 @@ def _part(
     """Sum piece `number` of dweight over part `split` of the pixels; total: a vector of the size of dweight."""
     piece, across, outputs = _piece(number, layer, x, dy), by_channels(layer), layer.groups * layer.outer
     cut, columns = piece.cut, piece.columns
-    width = channel_width(x) if across else panel_width(x)
     a_rows, c_rows = _weight_offsets(cut, x)
     a_offsets = _pixel_offsets(cut)
 
@@ -211,14 +227,14 @@ def _part(
         a, a_at = gather(cut, block, piece.group, source, x_copy)
         b, b_at, b_panel = _gather_dy(piece, block, gradient, dy_copy)
         pixels, accumulate = block.images * block.rows * cut.h.pixels, i > first
-        for p in range(0, columns, width):
-            some = min(width, columns - p)
+        for p in range(_panels(piece, x)):
+            column, width, step = _panel(p, piece, x)
             if across:
-                channel_panel(a_rows.size, pixels, accumulate, a, a_offsets, a_rows, a_at + p,
-                              b, b_at + p * b_panel, piece.dy_step, result, c_rows, at + p, some)  # fmt: skip
+                channel_panel(a_rows.size, pixels, accumulate, a, a_offsets, a_rows, a_at + column,
+                              b, b_at + column * b_panel, step, result, c_rows, at + column, width)  # fmt: skip
             else:
                 panel(a_rows.size, pixels, accumulate, a, a_offsets, a_rows, a_at,
-                      b, b_at + p * b_panel, piece.dy_step, result, c_rows, at + p, some)  # fmt: skip
+                      b, b_at + column * b_panel, step, result, c_rows, at + column, width)  # fmt: skip
     if cut.h.bundle > 1:
         _unfold(cut, result, total[piece.output :])
 

@@ -26,6 +26,7 @@ from minidl.engine.jit import L2, REGISTERS, VECTOR_BYTES, jit
 
 LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
 MR = 8 if REGISTERS == 32 else 6  # for convolutions: their tile needs a register for the address of each row
+WIDE_MR = 8 if REGISTERS == 32 else 4  # rows of a tile of three vectors, for convolutions
 PRODUCT_MR = 12 if REGISTERS == 32 else 6  # 2 * MR vectors of sums, 2 of b and 1 of a must fit into the registers
 HEIGHTS = PRODUCT_MR, PRODUCT_MR // 3 * 2, PRODUCT_MR // 3  # the last rows of a product have a lower tile
 NR = 2 * LANES

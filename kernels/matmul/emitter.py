@@ -255,13 +255,17 @@ class Emitter:
 
     # -- tiles -------------------------------------------------------------------------------------------
 
-    def one_or_two(self, width: Value, tile: Callable[[int], None]) -> None:
-        """Write tile(1), which runs if `width` columns fit into one vector, and tile(2), which runs otherwise."""
-        with self.builder.if_else(self.builder.icmp_signed(">", width, self.integer(self.lanes))) as (two, one):
-            with two:
-                tile(2)
-            with one:
-                tile(1)
+    def whole_vectors(self, width: Value, most: int, tile: Callable[[int], None]) -> None:
+        """Write tile(vectors) for 1 to `most` vectors; the least number of vectors that hold `width` columns runs."""
+        if most == 1:
+            tile(1)
+            return
+        less = self.integer((most - 1) * self.lanes)
+        with self.builder.if_else(self.builder.icmp_signed(">", width, less)) as (all_of_them, fewer):
+            with all_of_them:
+                tile(most)
+            with fewer:
+                self.whole_vectors(width, most - 1, tile)
 
     def lowest(self, rows: Value, heights: Sequence[int], tile: Callable[[int], None]) -> None:
         """Write tile(height) for each of the heights, which fall; the least height of at least `rows` rows runs."""
@@ -274,20 +278,20 @@ class Emitter:
             with low:
                 self.lowest(rows, heights[1:], tile)
 
-    def narrowest(self, width: Value, tile: Callable[[Emitter, int], None]) -> None:
-        """Write tile(emitter, vectors) for half a vector, one vector and two; the least that `width` fits into runs.
+    def narrowest(self, width: Value, most: int, tile: Callable[[Emitter, int], None]) -> None:
+        """Write tile(emitter, vectors) for half a vector and 1 to `most` vectors; the least that holds `width` runs.
 
         The emitter of half a vector has half as many lanes. Some CPUs (AMD Zen 4) begin two multiply-adds of 256 bits
         in the time of one of 512 bits, so half a vector takes half the time.
         """
         if self.lanes * self.bytes <= SMALLEST_VECTOR:
-            self.one_or_two(width, lambda vectors: tile(self, vectors))
+            self.whole_vectors(width, most, lambda vectors: tile(self, vectors))
             return
         half = copy.copy(self)
         half._set_lanes(self.lanes // 2)
         with self.builder.if_else(self.builder.icmp_signed(">", width, self.integer(half.lanes))) as (more, few):
             with more:
-                self.one_or_two(width, lambda vectors: tile(self, vectors))
+                self.whole_vectors(width, most, lambda vectors: tile(self, vectors))
             with few:
                 tile(half, 1)
 

@@ -33,8 +33,10 @@ from numpy import ndarray
 
 from minidl.engine.jit import VECTOR_BYTES, apart_jit, jit
 
-from .blocks import MR
+from .blocks import MR, WIDE_MR
 from .emitter import Emitter, Sums, Value, instructions
+
+MOST_VECTORS = 3  # a tile has 1 to 3 vectors of columns
 
 
 @intrinsic
@@ -50,6 +52,28 @@ def panel_width(array: ndarray) -> int:
     return 2 * lanes(array)
 
 
+@jit
+def panels_of(columns: int, array: ndarray) -> int:
+    """Return into how many panels to divide columns of a convolution. A panel has two vectors, the last up to three.
+
+    A tile of one vector would load a number of `a` for each multiply-add, and reach two thirds of their rate.
+    """
+    return max(1, (columns + lanes(array) - 1) // lanes(array) // 2)
+
+
+@jit
+def columns_of(number: int, columns: int, array: ndarray) -> int:
+    """Return the width of panel `number` of these columns (panels_of)."""
+    first = number * panel_width(array)
+    return columns - first if number + 1 == panels_of(columns, array) else panel_width(array)
+
+
+@jit
+def whole_vectors(columns: int, array: ndarray) -> int:
+    """Return the number of columns, rounded up to whole vectors."""
+    return (columns + lanes(array) - 1) // lanes(array) * lanes(array)
+
+
 @instructions
 def _tile(
     e: Emitter, rows: Value, depth: Value, accumulate: Value, a: Value, a_offsets: Value, a_rows: Value, a_at: Value,
@@ -59,7 +83,8 @@ def _tile(
     a, b, c = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
 
     def tile(e: Emitter, vectors: int) -> None:
-        numbers = e.row_numbers(rows, MR)
+        height = WIDE_MR if vectors == MOST_VECTORS else MR
+        numbers = e.row_numbers(rows, height)
         rows_of_c = [e.at(c, e.number(c_rows, i)) for i in numbers]
         rows_of_a = [e.at(a, e.number(a_rows, i)) for i in numbers]
 
@@ -67,10 +92,10 @@ def _tile(
             offset = e.number(a_offsets, k)
             return e.rank_one(sums, (e.at(row, offset) for row in rows_of_a), e.columns(e.at(b, b_k), vectors))
 
-        sums = e.loop(depth, [(0, b_step)], e.zeros(MR, vectors), add_product)
+        sums = e.loop(depth, [(0, b_step)], e.zeros(height, vectors), add_product)
         e.write(e.plus(sums, accumulate, rows_of_c, width), rows_of_c, width)
 
-    e.narrowest(width, tile)
+    e.narrowest(width, MOST_VECTORS, tile)
 
 
 @apart_jit
@@ -78,11 +103,12 @@ def panel(
     rows: int, depth: int, accumulate: bool, a: ndarray, a_offsets: ndarray, a_rows: ndarray, a_at: int,
     b: ndarray, b_at: int, b_step: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
 ) -> None:  # fmt: skip
-    """Compute a column of tiles: any number of rows, and up to panel_width(a) columns.
+    """Compute a column of tiles: any number of rows, and up to MOST_VECTORS vectors of columns.
 
     a, b, c: vectors (one axis) of one float type; a_at, b_at, c_at: the indices from which the offsets count.
     a_offsets (depth,), a_rows, c_rows (rows,): int64 offsets. The other arguments: see the formula above.
     """
-    for i in range(0, rows, MR):
-        _tile(min(MR, rows - i), depth, accumulate, a, a_offsets, a_rows[i:], a_at, b, b_at, b_step,
+    height = WIDE_MR if width > panel_width(a) else MR
+    for i in range(0, rows, height):
+        _tile(min(height, rows - i), depth, accumulate, a, a_offsets, a_rows[i:], a_at, b, b_at, b_step,
               c, c_rows[i:], c_at, width)  # fmt: skip
