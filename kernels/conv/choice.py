@@ -28,7 +28,7 @@ from .reference import Pair
 Tiles = tuple[int, int, int, int]
 
 DIRECT, F4X4_3X3, F2X2_3X3, F4X4_5X5 = 0, 1, 2, 3
-FEWEST_CHANNELS = 16
+FEWEST_CHANNELS, FEWEST_IN_GROUP = 16, 4
 AMX_CHANNELS, AMX_GRADIENT_CHANNELS, AMX_TILES = 32, 128, 64  # with fewer, vectors are as fast as AMX
 GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as many multiplications
 
@@ -60,8 +60,8 @@ def winograd_form(
     For dx: dy has `channels` channels, dx has `outputs` channels, and out = (H, W).
     """
     r = kernel[0]
-    few = min(channels, outputs) < FEWEST_CHANNELS
-    if few or kernel[1] != r or r not in (3, 5) or stride != (1, 1) or groups != 1:
+    few = min(channels, outputs) < FEWEST_CHANNELS or (groups > 1 and min(channels, outputs) < FEWEST_IN_GROUP * groups)
+    if few or kernel[1] != r or r not in (3, 5) or stride != (1, 1):
         return DIRECT
     # Multiplications for each input channel and output channel: n^2 for each tile
     four = count_of(1, tiles_of(4, out[0], out[1], dilation)) * (r + 3) ** 2
@@ -75,12 +75,12 @@ def winograd_form(
 
 
 @jit
-def on_amx(channels: int, outputs: int, tiles: int) -> bool:
+def on_amx(channels: int, outputs: int, groups: int, tiles: int) -> bool:
     """Return whether Winograd's products for y and dx of float32 numbers are computed on AMX (winograd_amx.py)."""
-    return HAS_AMX and min(channels, outputs) >= AMX_CHANNELS and tiles >= AMX_TILES
+    return HAS_AMX and groups == 1 and min(channels, outputs) >= AMX_CHANNELS and tiles >= AMX_TILES
 
 
 @jit
-def gradient_on_amx(channels: int, outputs: int, tiles: int) -> bool:
+def gradient_on_amx(channels: int, outputs: int, groups: int, tiles: int) -> bool:
     """Return whether Winograd's products for dweight of float32 numbers are computed on AMX."""
-    return HAS_AMX and min(channels, outputs) >= AMX_GRADIENT_CHANNELS and tiles >= AMX_TILES
+    return HAS_AMX and groups == 1 and min(channels, outputs) >= AMX_GRADIENT_CHANNELS and tiles >= AMX_TILES

@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit
 from minidl.kernels.matmul.blocks import LANES, NR
-from minidl.kernels.matmul.emitter import prefetch
+from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions, prefetch
 from minidl.kernels.matmul.tile import lanes
 
 from .choice import F2X2_3X3, F4X4_3X3, Tiles, on_amx
@@ -72,32 +72,53 @@ def plane_of(rows: int, row: int) -> int:
 
 
 @jit
-def divides_outputs(planes: int, channels: int, outputs: int, tiles: int) -> bool:
+def divides_outputs(planes: int, channels: int, outputs: int, groups: int, tiles: int) -> bool:
     """Return whether the threads divide the outputs among themselves, not the tiles, for few tiles and many weights.
 
     Then each thread reads its columns of U once. Otherwise, each of them would read the whole U for each of its groups.
     """
-    return 0 < tiles <= FEW_TILES and planes * channels * outputs >= LARGE_U and outputs % NR == 0
+    return groups == 1 and 0 < tiles <= FEW_TILES and planes * channels * outputs >= LARGE_U and outputs % NR == 0
 
 
 @jit
-def group_of(planes: int, channels: int, outputs: int, tiles: int) -> int:
+def group_of(planes: int, channels: int, outputs: int, groups: int, tiles: int) -> int:
     """Return the number of tiles in a group: tiles that are transformed and multiplied together. planes: n^2
 
     The number of groups is a multiple of 4 if possible, so that two or four threads have equal work. On AMX, a group is
     a multiple of 16 tiles, as many as a tile of AMX has rows.
     """
-    if divides_outputs(planes, channels, outputs, tiles):
+    if divides_outputs(planes, channels, outputs, groups, tiles):
         return tiles
-    size = GROUP_SIZE if planes * channels * outputs <= GROUP_SIZE else 3 * GROUP_SIZE
+    size = GROUP_SIZE if planes * channels * outputs // groups <= GROUP_SIZE else 3 * GROUP_SIZE
     fitting = size // (planes * (channels + outputs))
-    step = 16 if on_amx(channels, outputs, tiles) else 8
+    step = 16 if on_amx(channels, outputs, groups, tiles) else 8
     group = max(16, min(64, fitting // step * step))
     groups = max(1, round_up((tiles + group - 1) // group, 4))
     return max(1, min(tiles, round_up((tiles + groups - 1) // groups, step)))
 
 
 # -- tiles, into planes and out of them ---------------------------------------------------------------------------
+
+
+@instructions
+def _copy_row(
+    e: Emitter, count: Value, vectors: Value, tail: Value, source: Value, at: Value, step: Value, target: Value,
+    target_at: Value, target_step: Value,
+) -> None:  # fmt: skip
+    """Copy `count` pixels: each has `vectors` whole vectors (at least one), and `tail` numbers. Zeros fill the rest."""
+    mask = e.mask(0, tail)
+
+    def copy_pixel(_: Sums, number: Value, source_at: Value, to: Value) -> Sums:
+        def copy_vector(_: Sums, number: Value, c: Value) -> Sums:
+            e.store(e.load(e.at(source, source_at), c), e.at(target, to), c)
+            return {}
+
+        e.loop(vectors, [(0, e.lanes)], {}, copy_vector)
+        last = e.times(vectors, e.lanes)
+        e.store(e.load_masked(e.at(source, source_at), last, mask), e.at(target, to), last)
+        return {}
+
+    e.loop(count, [(at, step), (target_at, target_step)], {}, copy_pixel)
 
 
 @jit
@@ -108,17 +129,15 @@ def _copy_tile(
     """Copy a tile of C channels: patch[i * row + j * step + c] = pixels[at + i * x_row + j * x_column + c].
 
     i is in the range `rows`, j in the range `columns`. step is C, rounded up to whole vectors. For C <= c < step, the
-    patch is 0.
+    patch is 0. C is not a multiple of a vector, and larger.
     """
-    step = row_of(channels)
+    step, vector = row_of(channels), lanes(pixels)
+    if columns[0] == columns[1]:
+        return
     for i in range(rows[0], rows[1]):
-        for j in range(columns[0], columns[1]):
-            source = pixels[at + i * x_row + j * x_column : at + i * x_row + j * x_column + channels]
-            target = patch[i * row + j * step : i * row + (j + 1) * step]
-            for c in range(channels):
-                target[c] = source[c]
-            for c in range(channels, step):
-                target[c] = 0
+        _copy_row(columns[1] - columns[0], channels // vector, channels % vector,
+                  pixels, at + i * x_row + columns[0] * x_column, x_column,
+                  patch, i * row + columns[0] * step, step)  # fmt: skip
 
 
 @jit
@@ -272,17 +291,18 @@ def from_planes(
 
 @apart_jit
 def weight_to_planes(
-    form: int, weight: ndarray, flip: bool, block: int, u: ndarray, plane: int, rows: int, row: int
-) -> None:
-    """Write G g GT to the planes of u, for one vector of input channels: vector number `block`.
+    form: int, weight: ndarray, flip: bool, groups: int, group: int, block: int, u: ndarray, plane: int, rows: int,
+    row: int,
+) -> None:  # fmt: skip
+    """Write G g GT to the planes of u, for one vector of a group's input channels: vector number `block`.
 
     A plane of u consists of panels (`rows`, panel width); the channels go to the rows `row`, row + 1, ... With `flip`
     (for dx), the kernel g is rotated by 180 degrees, and input and output channels are exchanged.
     """
-    r = weight.shape[0]
-    vector = lanes(weight)
-    panel_columns = 2 * vector
-    channels, outputs = (weight.shape[3], weight.shape[2]) if flip else (weight.shape[2], weight.shape[3])
+    r, (inner, total) = weight.shape[0], weight.shape[2:]
+    vector, outer = lanes(weight), total // groups
+    panel_columns, group_at = 2 * vector, group * outer
+    channels, outputs = (outer, inner) if flip else (inner, outer)
     first = block * vector
     count = min(vector, channels - first)
     patch = np.empty(r * r * vector * vector, weight.dtype)  # (r, r, channels, outputs)
@@ -300,11 +320,11 @@ def weight_to_planes(
                     for c in range(count):
                         for j in range(wide):
                             if flip:
-                                part[c * vector + j] = weight[r - 1 - u_, r - 1 - v_, o + j, first + c]
+                                part[c * vector + j] = weight[r - 1 - u_, r - 1 - v_, o + j, group_at + first + c]
                             else:
-                                part[c * vector + j] = weight[u_, v_, first + c, o + j]
+                                part[c * vector + j] = weight[u_, v_, first + c, group_at + o + j]
         for c in range(count):
-            source, at, step = flat, (first + c) * outputs + o, channels * outputs
+            source, at, step = flat, (first + c) * total + group_at + o, inner * total
             if through:
                 source, at, step = patch, c * vector, vector * vector
             to = o // panel_columns * panel_columns * rows + (row + c) * panel_columns + o % panel_columns

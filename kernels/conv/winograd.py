@@ -1,6 +1,6 @@
 """Winograd's convolution: fewer multiplications, as one matrix product for each position in a transformed tile.
 
-Stride and groups must be 1. With dilation, an image consists of several separate images (`tiles_of` in choice.py). The
+The stride must be 1. With dilation, an image consists of several separate images (`tiles_of` in choice.py). The
 kernel g has r x r taps. An image is cut into tiles of m x m outputs. Each tile needs n x n inputs d (n = m + r - 1). A
 transformed tile has n x n positions. Plane k is a matrix that contains position k of all tiles (for weights: of all
 kernels g):
@@ -10,6 +10,7 @@ kernels g):
     M[k] (tiles, O)  =  V[k] @ U[k]   n^2 matrix products, with nearly all of the multiplications
     y                =  AT M A        [+ bias] [* scale + shift] [+ shortcut] [relu], m^2 outputs from the n^2 planes
 
+With groups, U[k] consists of a matrix (C / groups, O / groups) for each group, and so does the product.
 dx is computed in the same way from dy, with flipped and transposed weights. winograd_gradient.py computes dweight.
 WINOGRAD.md explains these steps; transforms.py computes the matrices, planes.py applies them.
 `form` is F4X4_3X3, F2X2_3X3 or F4X4_5X5 (choice.py).
@@ -45,6 +46,7 @@ from .planes import (
     weight_to_planes,
 )
 from .reference import Pair, output_size
+from .short import MOST_PRODUCTS, short_tile
 from .sizes import KC_5X5, WINOGRAD_SERIAL
 from .tall import TALL_MR, tall_tile
 from .winograd_amx import multiply_plane, split_weight, weight_memory
@@ -87,27 +89,45 @@ def zeros_of(form: int, channels: int, outputs: int, dilation: Pair) -> int:
 
 @jit
 def _convolve_sizes(
-    form: int, channels: int, outputs: int, tiles: int, dilation: Pair
+    form: int, channels: int, outputs: int, groups: int, tiles: int, dilation: Pair
 ) -> tuple[int, int, int, int, int]:
     """Return five numbers: tiles in a group; sizes of a plane of U, of V and of M; size of a task's memory."""
     n = tile_of(form)[2]
-    group = group_of(n * n, channels, outputs, tiles)
-    u_plane = plane_of(channels, round_up(outputs, NR))
+    group = group_of(n * n, channels, outputs, groups, tiles)
+    u_plane = plane_of(channels, round_up(outputs // groups, NR))
     v_plane, m_plane = plane_of(group, row_of(channels)), plane_of(group, row_of(outputs))
     patch = n * n * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
     least = 0
-    if on_amx(channels, outputs, tiles):  # M replaces V. Float64, whose sizes are the same, uses m_plane
+    if on_amx(channels, outputs, groups, tiles):  # M replaces V. Float64, whose sizes are the same, uses m_plane
         u_plane, least = parts_size(outputs, channels), weight_memory(form, outputs)
         v_plane = plane_of(round_up(group, SIDE), max(row_of(channels), row_of(outputs)))
         patch += parts_size(group, channels)
     return group, u_plane, v_plane, m_plane, max(least, n * n * (v_plane + m_plane) + patch + LANES)
 
 
+@jit
+def _multiply_groups(
+    count: int, channels: int, outputs: int, groups: int, kc: int, v: ndarray, v_at: int, v_row: int,
+    u: ndarray, u_at: int, products: ndarray, m_at: int, m_row: int,
+) -> None:  # fmt: skip
+    """Compute M[k] for `count` tiles: one product for each group of channels."""
+    deep, wide, columns = channels // groups, outputs // groups, panel_width(v)
+    for g in range(groups):
+        for o in range(0, wide, columns):
+            left, right, to = v_at + g * deep, u_at + (g * round_up(wide, columns) + o) * deep, m_at + g * wide + o
+            width = min(columns, wide - o)
+            if deep <= MOST_PRODUCTS and width <= lanes(v):
+                short_tile(count, deep, v, left, v_row, u, right, columns, products, to, m_row, width)
+            else:
+                product_panel(count, width, deep, kc, False, v, left, v_row, 1, u, right, columns,
+                              products, to, m_row)  # fmt: skip
+
+
 @apart_jit
 def _convolve_group(
-    form: int, x: ndarray, tiles: Tiles, padding: Pair, first: int, count: int, more: int, u: ndarray, u_plane: int,
-    finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, begin: int, stop: int,
-    y: ndarray, norms: Norms,
+    form: int, x: ndarray, groups: int, tiles: Tiles, padding: Pair, first: int, count: int, more: int, u: ndarray,
+    u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, begin: int,
+    stop: int, y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """Compute the outputs [begin, stop) of y for `count` tiles, beginning with tile `first`. Prefetch the pixels that
     the next `more` tiles read."""
@@ -125,8 +145,9 @@ def _convolve_group(
     following = pixels_of(x, first + count, more, total, r - 1 - padding[0])
     here = pixels_of(y, first, count if shortcut.size else 0, total, 0)
     pixels, panels = x.reshape(-1), (outputs + columns - 1) // columns
-    tall = count // TALL_MR * TALL_MR if v_row == lanes(x) and m_row == lanes(x) else 0  # rows for tall_tile
-    amx = on_amx(channels, outputs, total) and lanes(x) == LANES
+    narrow = groups == 1 and v_row == lanes(x) and m_row == lanes(x)
+    tall = count // TALL_MR * TALL_MR if narrow else 0  # rows for tall_tile
+    amx = on_amx(channels, outputs, groups, total) and lanes(x) == LANES
     if amx:
         begin_tiles(SHAPES)
         for k in range(n * n):
@@ -135,7 +156,7 @@ def _convolve_group(
             multiply_plane(count, channels, v, k * v_plane, v_row, u, k * u_plane, begin, stop, m_row, patch)
         end_tiles(SHAPES)
         products, m_plane = v, v_plane
-    for k in range(0 if amx else n * n):
+    for k in range(0 if amx or groups > 1 else n * n):
         for o in range(begin, stop, columns):
             prefetch_part(pixels, following, k * panels + o // columns, n * n * panels)
             prefetch_part(shortcut, here, k * panels + o // columns, n * n * panels)
@@ -146,6 +167,11 @@ def _convolve_group(
                 product_panel(count - tall, min(columns, stop - o), channels, kc, False,
                               v, k * v_plane + tall * v_row, v_row, 1, u, k * u_plane + o * channels, columns,
                               products, k * m_plane + tall * m_row + o, m_row)  # fmt: skip
+    for k in range(n * n if groups > 1 else 0):
+        prefetch_part(pixels, following, k, n * n)
+        prefetch_part(shortcut, here, k, n * n)
+        _multiply_groups(count, channels, outputs, groups, kc, v, k * v_plane, v_row, u, k * u_plane,
+                         products, k * m_plane, m_row)  # fmt: skip
     from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, shortcut, patch, begin, stop, y)
     if norms.sums.size:
         _add_up(y, first, count, patch, norms)
@@ -173,40 +199,47 @@ def adds_up(form: int, images: int, out: Pair, channels: int, outputs: int, dila
     tiles = images * (out[0] // 4) * (out[1] // 4)
     whole = form == F4X4_3X3 and out[0] % 4 == 0 and out[1] % 4 == 0 and out[0] * out[1] > 0 and dilation == (1, 1)
     blocks = whole and BLOCK_TILES % (out[1] // 4) == 0 and tiles % BLOCK_TILES == 0
-    return bool(blocks and outputs % LANES == 0 and not divides_outputs(36, channels, outputs, tiles))
+    return bool(blocks and outputs % LANES == 0 and not divides_outputs(36, channels, outputs, 1, tiles))
 
 
 @apart_jit
 def _weight_job(
-    job: int, jobs: int, form: int, weight: ndarray, flip: bool, blocks: int, amx: bool, u: ndarray, u_plane: int,
-    own: ndarray,
+    job: int, jobs: int, form: int, weight: ndarray, flip: bool, groups: int, blocks: int, amx: bool, u: ndarray,
+    u_plane: int, own: ndarray,
 ) -> None:  # fmt: skip
-    """Compute U for the job's share of `blocks` blocks of input channels: vectors or, on AMX, 32 channels."""
-    channels = weight.shape[3] if flip else weight.shape[2]
-    for block in range(job * blocks // jobs, (job + 1) * blocks // jobs):
+    """Compute U for the job's share of all blocks of input channels: vectors or, on AMX, 32 channels.
+
+    blocks: in each group
+    """
+    inner, outer = weight.shape[2], weight.shape[3] // groups
+    channels, outputs = (outer, inner) if flip else (inner, outer)
+    for number in range(job * groups * blocks // jobs, (job + 1) * groups * blocks // jobs):
+        group, block = number // blocks, number % blocks
         if amx:
             split_weight(form, weight, flip, block, u, u_plane, own)
         else:
-            weight_to_planes(form, weight, flip, block, u, u_plane, channels, block * lanes(weight))
+            weight_to_planes(form, weight, flip, groups, group, block,
+                             u[group * channels * round_up(outputs, panel_width(u)) :], u_plane, channels,
+                             block * lanes(weight))  # fmt: skip
 
 
 @apart_jit
 def _convolve_job(
-    job: int, tasks: int, parts: int, form: int, x: ndarray, tiles: Tiles, padding: Pair, group: int, u: ndarray,
-    u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
-    norms: Norms,
+    job: int, tasks: int, parts: int, form: int, x: ndarray, groups: int, tiles: Tiles, padding: Pair, group: int,
+    u: ndarray, u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int,
+    y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """Compute one part of the outputs for one of `tasks` ranges of groups. A job has a number: task * parts + part."""
     total, outputs = count_of(x.shape[0], tiles), y.shape[3]
-    groups, panels = (total + group - 1) // group, (outputs + NR - 1) // NR
+    ranges, panels = (total + group - 1) // group, (outputs + NR - 1) // NR
     task, part = job // parts, job % parts
     begin, stop = part * panels // parts * NR, min(outputs, (part + 1) * panels // parts * NR)
-    for g in range(task * groups // tasks, (task + 1) * groups // tasks):
-        first, last = g * group, min(total, (task + 1) * groups // tasks * group)
+    for g in range(task * ranges // tasks, (task + 1) * ranges // tasks):
+        first, last = g * group, min(total, (task + 1) * ranges // tasks * group)
         count = min(group, last - first)
         more = min(group, last - first - count)
-        _convolve_group(form, x, tiles, padding, first, count, more, u, u_plane, finish, end, shortcut, own, v_plane,
-                        m_plane, begin, stop, y, norms)  # fmt: skip
+        _convolve_group(form, x, groups, tiles, padding, first, count, more, u, u_plane, finish, end, shortcut, own,
+                        v_plane, m_plane, begin, stop, y, norms)  # fmt: skip
 
 
 @jit
@@ -232,35 +265,36 @@ def _convolve(
     """Compute y from x as in `forward`, or, with `flip`, dx (passed as y) from dy (passed as x)."""
     m, _, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
-    vector = lanes(x)
+    groups, vector = (outputs if flip else channels) // weight.shape[2], lanes(x)
     tiles = tiles_of(m, y.shape[1], y.shape[2], dilation)
     total = count_of(y.shape[0], tiles)
-    group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, channels, outputs, total, dilation)
+    group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, channels, outputs, groups, total, dilation)
     memory = aligned(scratch)
     u, rest = aligned(packed if packed.size else scratch)[: n * n * u_plane], memory[n * n * u_plane :]
     first_step = 1 if packed.size and packed[packed.size - 1] else 0  # whether U is in `packed` already
     end, rest = rest[: 4 * row_of(outputs)], rest[4 * row_of(outputs) :]
     finish = relu or bias.size + scale.size > 0
     _fill_end(bias, scale, shift, relu, outputs, end)
-    amx = on_amx(channels, outputs, total) and vector == LANES
-    blocks = (channels + SIDE - 1) // SIDE if amx else (channels + vector - 1) // vector
+    amx = on_amx(channels, outputs, groups, total) and vector == LANES
+    some = SIDE if amx else vector
+    blocks = (channels // groups + some - 1) // some
     jobs = rest.size // each
-    parts = jobs if divides_outputs(n * n, channels, outputs, total) else 1
+    parts = jobs if divides_outputs(n * n, channels, outputs, groups, total) else 1
     if jobs == 1:  # without a parallel loop, no other thread has to wake up
         if first_step == 0:
-            _weight_job(0, 1, form, weight, flip, blocks, amx, u, u_plane, rest)
-        _convolve_job(0, 1, 1, form, x, tiles, padding, group, u, u_plane, finish, end, shortcut, rest, v_plane,
-                      m_plane, y, norms)  # fmt: skip
+            _weight_job(0, 1, form, weight, flip, groups, blocks, amx, u, u_plane, rest)
+        _convolve_job(0, 1, 1, form, x, groups, tiles, padding, group, u, u_plane, finish, end, shortcut, rest,
+                      v_plane, m_plane, y, norms)  # fmt: skip
         first_step = 2
     for step in range(first_step, 2):  # one parallel loop for both: each parallel loop costs a second of compile time
         for job in prange(jobs):
             q = np.int64(job)  # a prange index is unsigned: Numba would compute unsigned + signed in float64
             own = rest[q * each : (q + 1) * each]
             if step == 0:
-                _weight_job(q, jobs, form, weight, flip, blocks, amx, u, u_plane, own)
+                _weight_job(q, jobs, form, weight, flip, groups, blocks, amx, u, u_plane, own)
             else:
-                _convolve_job(q, jobs // parts, parts, form, x, tiles, padding, group, u, u_plane, finish, end,
-                              shortcut, own, v_plane, m_plane, y, norms)  # fmt: skip
+                _convolve_job(q, jobs // parts, parts, form, x, groups, tiles, padding, group, u, u_plane, finish,
+                              end, shortcut, own, v_plane, m_plane, y, norms)  # fmt: skip
     if packed.size:
         packed[packed.size - 1] = 1
 
@@ -291,14 +325,16 @@ def backward_input(
               norms)  # fmt: skip
 
 
-def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: Pair, dilation: Pair) -> int:
+def _convolve_scratch(
+    form: int, channels: int, outputs: int, groups: int, images: int, out: Pair, dilation: Pair
+) -> int:
     m, _, n = tile_of(form)
     tiles = tiles_of(m, *out, dilation)
     total = count_of(images, tiles)
-    group, u_plane, _, _, each = _convolve_sizes(form, channels, outputs, total, dilation)
-    divides = divides_outputs(n * n, channels, outputs, total)
+    group, u_plane, _, _, each = _convolve_sizes(form, channels, outputs, groups, total, dilation)
+    divides = divides_outputs(n * n, channels, outputs, groups, total)
     jobs = max(1, min(threads(), outputs // NR if divides else -(-total // group)))
-    jobs = 1 if n * n * total * channels * outputs < WINOGRAD_SERIAL else jobs
+    jobs = 1 if n * n * total * channels * outputs // groups < WINOGRAD_SERIAL else jobs
     return int(LINE + n * n * u_plane + 4 * row_of(outputs) + jobs * each)
 
 
@@ -306,16 +342,18 @@ def packed_size(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilati
     """Return the number of elements of forward's `packed`: U, and whether it is there."""
     m, _, n = tile_of(form)
     total = count_of(x_shape[0], tiles_of(m, *output_size(x_shape, w_shape, (1, 1), padding, dilation), dilation))
-    return int(LINE + n * n * _convolve_sizes(form, w_shape[2], w_shape[3], total, dilation)[1] + 1)
+    groups = x_shape[3] // w_shape[2]
+    return int(LINE + n * n * _convolve_sizes(form, x_shape[3], w_shape[3], groups, total, dilation)[1] + 1)
 
 
 def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of forward's scratch."""
     out = output_size(x_shape, w_shape, (1, 1), padding, dilation)
-    return _convolve_scratch(form, x_shape[3], w_shape[3], x_shape[0], out, dilation)
+    groups = x_shape[3] // w_shape[2]
+    return _convolve_scratch(form, x_shape[3], w_shape[3], groups, x_shape[0], out, dilation)
 
 
 def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of backward_input's scratch."""
     images, height, width, channels = x_shape
-    return _convolve_scratch(form, w_shape[3], channels, images, (height, width), dilation)
+    return _convolve_scratch(form, w_shape[3], channels, channels // w_shape[2], images, (height, width), dilation)

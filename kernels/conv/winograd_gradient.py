@@ -35,14 +35,17 @@ from .winograd_amx import add_gradient_planes
 
 
 @jit
-def _block(channels: int) -> int:
-    """Return the block size of the planes of V and D (`block` in to_planes): at most the width of a panel."""
-    return min(NR, row_of(channels))
+def _block(channels: int, groups: int) -> int:
+    """Return the block size of the planes of V and D (`block` in to_planes): at most the width of a panel.
+
+    With groups, a plane is a single block, since a group may begin anywhere.
+    """
+    return min(NR, row_of(channels)) if groups == 1 else row_of(channels)
 
 
 @jit
 def gradient_sizes(
-    form: int, channels: int, outputs: int, tiles: int, dilation: Pair
+    form: int, channels: int, outputs: int, groups: int, tiles: int, dilation: Pair
 ) -> tuple[int, int, int, int, int, int]:
     """Return six numbers: partial sums; tiles in a group; sizes of a plane of dU, of V and of D; size of a patch.
 
@@ -51,16 +54,16 @@ def gradient_sizes(
     and transform them, then divide the planes among themselves and multiply. The number of partial sums does not depend
     on the number of threads. On AMX dU is always large.
     """
-    n = tile_of(form)[2]
-    group, parts = 64, 8 if n * n * channels * outputs <= 2**16 else 4
-    if channels * outputs > 8192 or tiles < group * parts:
+    n, inner = tile_of(form)[2], channels // groups
+    group, parts = 64, 8 if n * n * inner * outputs <= 2**16 else 4
+    if inner * outputs > 8192 or tiles < group * parts:
         group, parts = min(tiles, 256), 1
     each = (tiles + parts - 1) // parts  # groups of about equal size, without a small one at the end
     group = (each + (each + group - 1) // group - 1) // ((each + group - 1) // group)
-    amx = gradient_on_amx(channels, outputs, tiles)
-    du_plane = plane_of(round_up(channels, SIDE) if amx else channels, row_of(outputs))
-    v_plane = plane_of(group, round_up(channels, _block(channels)))
-    d_plane = plane_of(group, round_up(outputs, _block(outputs)))
+    amx = gradient_on_amx(channels, outputs, groups, tiles)
+    du_plane = plane_of(round_up(inner, SIDE) if amx else inner, row_of(outputs))
+    v_plane = plane_of(group, round_up(channels, _block(channels, groups)))
+    d_plane = plane_of(group, round_up(outputs, _block(outputs, groups)))
     patch = n * n * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
     if amx:
         patch = max(patch, SQUARE + parts_size(channels, group) + parts_size(1, group))
@@ -69,8 +72,8 @@ def gradient_sizes(
 
 @apart_jit
 def _gradient_tiles(
-    form: int, x: ndarray, dy: ndarray, tiles: Tiles, padding: Pair, first: int, count: int, at_tile: int,
-    v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray, before: ndarray,
+    form: int, x: ndarray, dy: ndarray, groups: int, tiles: Tiles, padding: Pair, first: int, count: int,
+    at_tile: int, v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray, before: ndarray,
 ) -> None:  # fmt: skip
     """Transform `count` tiles, beginning with tile `first`, and write V and D to the planes from row `at_tile` on.
 
@@ -81,14 +84,29 @@ def _gradient_tiles(
     row, none = max(row_of(channels), row_of(outputs)), before[:0]
     patch, zeros = own[: n * n * row], own[n * n * row :][: zeros_of(form, channels, outputs, tiles[2:])]
     zeros[:] = 0
-    to_planes(form, False, x, tiles, padding, first, count, v, v_plane, _block(channels), at_tile, patch, zeros, before)
-    to_planes(form, True, dy, tiles, (0, 0), first, count, d, d_plane, _block(outputs), at_tile, patch, zeros, none)
+    v_block, d_block = _block(channels, groups), _block(outputs, groups)
+    to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_block, at_tile, patch, zeros, before)
+    to_planes(form, True, dy, tiles, (0, 0), first, count, d, d_plane, d_block, at_tile, patch, zeros, none)
+
+
+@jit
+def _add_groups(
+    channels: int, outputs: int, groups: int, count: int, kc: int, accumulate: bool, v: ndarray, v_at: int,
+    d: ndarray, d_at: int, du: ndarray, du_at: int,
+) -> None:  # fmt: skip
+    """Compute dU[k] (C / groups, O): the columns of a group are a product of its channels of V[k] and of D[k]."""
+    inner, outer, columns = channels // groups, outputs // groups, panel_width(v)
+    v_row, d_row = row_of(channels), row_of(outputs)
+    for g in range(groups):
+        for o in range(0, outer, columns):
+            product_panel(inner, min(columns, outer - o), count, kc, accumulate, v, v_at + g * inner, 1, v_row,
+                          d, d_at + g * outer + o, d_row, du, du_at + g * outer + o, d_row)  # fmt: skip
 
 
 @apart_jit
 def _gradient_products(
-    begin: int, end: int, planes: int, x: ndarray, dy: ndarray, x_next: Pair, dy_next: Pair, count: int, kc: int,
-    accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
+    begin: int, end: int, planes: int, x: ndarray, dy: ndarray, groups: int, x_next: Pair, dy_next: Pair, count: int,
+    kc: int, accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
     """Compute dU[k] = V[k]^T @ D[k] for begin <= k < end: sums over `count` tiles, kc tiles at a time. If `accumulate`,
     add them to dU[k].
@@ -97,12 +115,16 @@ def _gradient_products(
     dy. planes: n^2
     """
     channels, outputs = x.shape[3], dy.shape[3]
-    v_block, d_block = _block(channels), _block(outputs)
+    v_block, d_block = _block(channels, groups), _block(outputs, groups)
     v_tiles = (v_plane - LANES) // round_up(channels, v_block)
     columns, row = panel_width(v), row_of(outputs)
     panels = (outputs + columns - 1) // columns
     pixels, gradients = x.reshape(-1), dy.reshape(-1)
-    for k in range(begin, end):
+    for k in range(begin, end if groups > 1 else begin):
+        prefetch_part(pixels, x_next, k, planes)
+        prefetch_part(gradients, dy_next, k, planes)
+        _add_groups(channels, outputs, groups, count, kc, accumulate, v, k * v_plane, d, k * d_plane, du, k * du_plane)
+    for k in range(begin, end if groups == 1 else begin):
         for o in range(0, outputs, columns):
             d_at = k * d_plane + o // d_block * v_tiles * d_block + o % d_block
             prefetch_part(pixels, x_next, k * panels + o // columns, planes * panels)
@@ -122,8 +144,8 @@ def _gradient_products(
 
 @apart_jit
 def _gradient_part(
-    form: int, x: ndarray, dy: ndarray, tiles: Tiles, padding: Pair, begin: int, end: int, group: int, own: ndarray,
-    v_plane: int, d_plane: int, du: ndarray, du_plane: int, before: ndarray,
+    form: int, x: ndarray, dy: ndarray, groups: int, tiles: Tiles, padding: Pair, begin: int, end: int, group: int,
+    own: ndarray, v_plane: int, d_plane: int, du: ndarray, du_plane: int, before: ndarray,
 ) -> None:  # fmt: skip
     """Compute one partial sum of all planes: du[k] (C, O) = V[k]^T @ D[k] for the tiles `begin` to `end` - 1."""
     _, r, n = tile_of(form)
@@ -132,10 +154,10 @@ def _gradient_part(
     patch = own[n * n * (v_plane + d_plane) :]
     for first in range(begin, end, group):
         count = min(group, end - first)
-        _gradient_tiles(form, x, dy, tiles, padding, first, count, 0, v, v_plane, d, d_plane, patch, before)
+        _gradient_tiles(form, x, dy, groups, tiles, padding, first, count, 0, v, v_plane, d, d_plane, patch, before)
         more = min(group, end - first - count)
         x_next = pixels_of(x, first + count, more, total, r - 1 - padding[0])
-        _gradient_products(0, n * n, n * n, x, dy, x_next, pixels_of(dy, first + count, more, total, 0),
+        _gradient_products(0, n * n, n * n, x, dy, groups, x_next, pixels_of(dy, first + count, more, total, 0),
                            count, count, first > begin, v, v_plane, d, d_plane, du, du_plane)  # fmt: skip
 
 
@@ -147,13 +169,14 @@ def backward_weight(
     """Compute dweight (r, r, C, O) from x (N, H, W, C) and dy (N, Ho, Wo, O). before: as in `forward`."""
     m, _, n = tile_of(form)
     channels, outputs = x.shape[3], dy.shape[3]
+    groups = channels // dweight.shape[2]
     tiles = tiles_of(m, dy.shape[1], dy.shape[2], dilation)
     total = count_of(x.shape[0], tiles)
     if total == 0:
         dweight[:] = 0
         return
-    parts, group, du_plane, v_plane, d_plane, each = gradient_sizes(form, channels, outputs, total, dilation)
-    amx = gradient_on_amx(channels, outputs, total) and lanes(x) == LANES
+    parts, group, du_plane, v_plane, d_plane, each = gradient_sizes(form, channels, outputs, groups, total, dilation)
+    amx = gradient_on_amx(channels, outputs, groups, total) and lanes(x) == LANES
     part, pair = n * n * du_plane, n * n * (v_plane + d_plane)
     memory = aligned(scratch)
     du, shared = memory[: parts * part], memory[parts * part :]  # shared: V and D for all tasks if parts == 1
@@ -168,20 +191,20 @@ def backward_weight(
         transform = parts > 1 or step % 2 == 0
         first = step // 2 * group
         count = min(group, total - first)
-        jobs = channels if end else tasks
+        jobs = dweight.shape[2] if end else tasks
         for job in prange(jobs):
             t = np.int64(job)  # see _convolve
             if end:
                 weight_from_planes(form, parts, du, part, du_plane, t, dweight)
             elif parts > 1:
                 for q in range(t * parts // tasks, (t + 1) * parts // tasks):
-                    _gradient_part(form, x, dy, tiles, padding, q * total // parts, (q + 1) * total // parts, group,
-                                   own[t * each : (t + 1) * each], v_plane, d_plane,
+                    _gradient_part(form, x, dy, groups, tiles, padding, q * total // parts, (q + 1) * total // parts,
+                                   group, own[t * each : (t + 1) * each], v_plane, d_plane,
                                    du[q * part : (q + 1) * part], du_plane, before)  # fmt: skip
             elif transform:
                 begin = t * count // tasks
-                _gradient_tiles(form, x, dy, tiles, padding, first + begin, (t + 1) * count // tasks - begin, begin,
-                                shared, v_plane, shared[n * n * v_plane :], d_plane,
+                _gradient_tiles(form, x, dy, groups, tiles, padding, first + begin, (t + 1) * count // tasks - begin,
+                                begin, shared, v_plane, shared[n * n * v_plane :], d_plane,
                                 own[t * each : (t + 1) * each], before)  # fmt: skip
             else:
                 begin, stop, d = t * n * n // tasks, (t + 1) * n * n // tasks, shared[n * n * v_plane :]
@@ -191,7 +214,7 @@ def backward_weight(
                 else:
                     # (0, 0): no prefetch, since it is not known which thread will read the next tiles.
                     kc = TILES_5X5 if form == F4X4_5X5 else count
-                    _gradient_products(begin, stop, n * n, x, dy, (0, 0), (0, 0), count, kc, first > 0,
+                    _gradient_products(begin, stop, n * n, x, dy, groups, (0, 0), (0, 0), count, kc, first > 0,
                                        shared, v_plane, d, d_plane, du, du_plane)  # fmt: skip
 
 
@@ -200,7 +223,8 @@ def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: 
     m, _, n = tile_of(form)
     tiles = tiles_of(m, *output_size(x_shape, w_shape, (1, 1), padding, dilation), dilation)
     total = count_of(x_shape[0], tiles)
-    parts, _, du_plane, v_plane, d_plane, each = gradient_sizes(form, x_shape[3], w_shape[3], total, dilation)
+    groups = x_shape[3] // w_shape[2]
+    parts, _, du_plane, v_plane, d_plane, each = gradient_sizes(form, x_shape[3], w_shape[3], groups, total, dilation)
     pair = n * n * (v_plane + d_plane)
     tasks = max(1, min(threads(), parts if parts > 1 else n * n))
     return int(LINE + parts * n * n * du_plane + (tasks * (pair + each) if parts > 1 else pair + tasks * each))

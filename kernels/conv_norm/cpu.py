@@ -27,7 +27,7 @@ def adds_up(images: int, out: Pair, w_shape: Shape, groups: int, stride: Pair, d
     With w_shape (kh, kw, O, C), return whether backward_input can compute those of dx (images, *out, C).
     """
     form = winograd_form(out, w_shape[:2], w_shape[2], w_shape[3], stride, dilation, groups)
-    return winograd and fast.adds_up(form, images, out, w_shape[2], w_shape[3], dilation)
+    return winograd and groups == 1 and fast.adds_up(form, images, out, w_shape[2], w_shape[3], dilation)
 
 
 def normalizes(
@@ -36,7 +36,7 @@ def normalizes(
     """Return whether `forward` and backward_weight can normalise x."""
     out, (channels, outputs) = output_size(x_shape, w_shape, stride, padding, dilation), w_shape[2:]
     form = winograd_form(out, w_shape[:2], channels, outputs, stride, dilation, groups)
-    return bool(winograd and form == F4X4_3X3 and channels % LANES == 0)
+    return bool(winograd and groups == 1 and form == F4X4_3X3 and channels % LANES == 0)
 
 
 @jit
