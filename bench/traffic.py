@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 from minidl.kernels.conv import choice, planes, pointwise, sizes, winograd_gradient
 from minidl.kernels.conv.reference import output_size
+from minidl.kernels.conv.short import MOST_PRODUCTS
 from minidl.kernels.matmul.amx import SIDE
 from minidl.kernels.matmul.amx_product import WIDE, block_of_strips, depth_of_piece, depth_of_strips, uses_amx
-from minidl.kernels.matmul.blocks import MR, NR, PRODUCT_MR, block_depth, block_rows
+from minidl.kernels.matmul.blocks import LANES, MR, NR, PRODUCT_MR, block_depth, block_rows
 from minidl.kernels.matmul.cpu import B_IN_PLACE_STRIPS, PACK_A_PANELS
 from minidl.program.dependence import FIRST_WRITTEN
 from minidl.program.table import Operand
@@ -201,7 +202,7 @@ def _convolution(
     form = choice.winograd_form.py_func(target[1:3], weight[:2], channels, outputs, stride, dilation, groups)
     if arguments["winograd"] and form != choice.DIRECT:
         make = _winograd_weight if kernel == "backward_weight" else _winograd
-        return make(form, source, target, dilation)
+        return make(form, source, target, groups, dilation)
     x = shapes["dx"] if backward else shapes["x"]
     images, high, wide, _ = x
     out = output_size(x, weight, stride, arguments["padding"], dilation)
@@ -220,12 +221,19 @@ def _convolution(
     return Work(multiply_adds, _direct(rows, depth, outputs // groups, groups, math.prod(source), padded))
 
 
+def _panels(columns: int, groups: int) -> tuple[int, float]:
+    """Return the number of panels of a direct convolution (panels_of in matmul/tile.py), and their mean width."""
+    vectors = _up(columns, LANES)
+    panels = max(1, vectors // 2)
+    return groups * panels, vectors * LANES / panels
+
+
 def _direct(rows: int, depth: float, columns: int, groups: int, source: int, padded: bool) -> list[Stream]:
     """Return what kernels/conv/direct.py moves: rows are pixels, and sums of `depth` products are cut after KC."""
-    kc, panels = min(depth, sizes.KC), groups * _up(columns, NR)
+    kc, (panels, wide) = min(depth, sizes.KC), _panels(columns, groups)
     strips, chunks, blocks = _up(rows, MR), _up(rows, sizes.CHUNK), _up(rows, sizes.MC)
-    weights, block = FLOAT * depth * NR, FLOAT * source / blocks  # bytes of a panel of weights, of a block's pixels
-    piece, windows = FLOAT * kc * NR, FLOAT * MR * kc
+    weights, block = FLOAT * depth * wide, FLOAT * source / blocks  # bytes of a panel of weights, of a block's pixels
+    piece, windows = FLOAT * kc * wide, FLOAT * MR * kc
     return [
         Stream(panels * weights * (strips - chunks), 0, piece + windows),
         Stream(panels * weights * (chunks - blocks), 0, weights + windows),
@@ -238,30 +246,35 @@ def _direct(rows: int, depth: float, columns: int, groups: int, source: int, pad
 def _direct_weight(pixels: int, block: int, rows: int, outputs: int, groups: int, source: int) -> list[Stream]:
     """Return what kernels/conv/weight_gradient.py moves: rows are weights, and blocks of pixels are summed up."""
     columns = outputs // groups
-    kc, panels = min(pixels, block), groups * _up(columns, NR)
+    kc, (panels, wide) = min(pixels, block), _panels(columns, groups)
     blocks, gradient = _up(pixels, kc), FLOAT * rows * columns * groups
     window = FLOAT * source / blocks  # bytes of a block's pixels of x
     return [
-        Stream(FLOAT * panels * _up(rows, MR) * NR * pixels, 0, FLOAT * kc * (NR + MR)),
+        Stream(FLOAT * panels * _up(rows, MR) * wide * pixels, 0, FLOAT * kc * (wide + MR)),
         Stream(FLOAT * panels * rows * pixels, 0, FLOAT * kc * MR),
-        Stream(FLOAT * source * (panels - 1), FLOAT * source, window + FLOAT * kc * NR),
+        Stream(FLOAT * source * (panels - 1), FLOAT * source, window + FLOAT * kc * wide),
         Stream(gradient * (blocks - 1), gradient * (blocks - 1), min(gradient, FLOAT * sizes.MAX_PIECE)),
     ]
 
 
 def _winograd(
-    form: int, source: tuple[int, ...], target: tuple[int, ...], dilation: tuple[int, int]
+    form: int, source: tuple[int, ...], target: tuple[int, ...], apart: int, dilation: tuple[int, int]
 ) -> Work:
-    """Return multiply-adds and traffic of Winograd's forward pass or data gradient (names as in winograd.py)."""
+    """Return multiply-adds and traffic of Winograd's forward pass or data gradient (names as in winograd.py).
+
+    apart: the layer's groups of channels; `groups` are groups of tiles
+    """
     m, _, n = planes.tile_of.py_func(form)
     channels, outputs, square = source[3], target[3], n * n
     tiles = choice.count_of.py_func(source[0], choice.tiles_of.py_func(m, *target[1:3], dilation))
-    group = planes.group_of.py_func(square, channels, outputs, tiles)
-    groups, panels = _up(tiles, group), _up(outputs, NR)
-    v, u, products = (FLOAT * square * size for size in (tiles * channels, channels * outputs, tiles * outputs))
+    group = planes.group_of.py_func(square, channels, outputs, apart, tiles)
+    groups, panels = _up(tiles, group), _up(outputs // apart, NR)
+    v, u, products = (FLOAT * square * size for size in (tiles * channels, channels * outputs // apart, tiles * outputs))
     near = FLOAT * square * group * (channels + outputs)  # V and M of a group
     panel = FLOAT * square * panels * NR * channels  # a row of tiles reads this much of U
-    multiply_adds, amx = float(square * tiles * channels * outputs), choice.on_amx.py_func(channels, outputs, tiles)
+    multiply_adds = float(square * tiles * channels * outputs // apart)
+    amx = choice.on_amx.py_func(channels, outputs, apart, tiles)
+    short = apart > 1 and channels // apart <= MOST_PRODUCTS and outputs // apart <= LANES  # U stays in registers
     halo = Stream((square / m**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * n * source[2] * channels)
     if amx:  # V is read once, and split; M replaces it
         near, strips = FLOAT * square * group * max(channels, outputs), PARTS * group * channels
@@ -276,25 +289,25 @@ def _winograd(
     return Work(multiply_adds, [
         Stream(v * panels, v, near),
         Stream(products, products, near),
-        Stream(panel * groups * (_up(group, PRODUCT_MR) - 1), 0, FLOAT * channels * (NR + PRODUCT_MR)),
+        Stream(0 if short else panel * groups * (_up(group, PRODUCT_MR) - 1), 0, FLOAT * channels * (NR + PRODUCT_MR)),
         Stream(u * groups, u, near + u),
         halo,
     ])  # fmt: skip
 
 
 def _winograd_weight(
-    form: int, source: tuple[int, ...], target: tuple[int, ...], dilation: tuple[int, int]
+    form: int, source: tuple[int, ...], target: tuple[int, ...], apart: int, dilation: tuple[int, int]
 ) -> Work:
     """Return multiply-adds and traffic of Winograd's weight gradient: dU[k] = V[k]^T @ D[k] for n^2 planes."""
     m, _, n = planes.tile_of.py_func(form)
     channels, outputs, square = source[3], target[3], n * n
     tiles = choice.count_of.py_func(source[0], choice.tiles_of.py_func(m, *target[1:3], dilation))
-    parts, group = winograd_gradient.gradient_sizes.py_func(form, channels, outputs, tiles, dilation)[:2]
-    groups, panels = parts * _up(_up(tiles, parts), group), _up(outputs, NR)
-    v, du, d = (FLOAT * square * size for size in (tiles * channels, channels * outputs, tiles * outputs))
+    parts, group = winograd_gradient.gradient_sizes.py_func(form, channels, outputs, apart, tiles, dilation)[:2]
+    groups, panels = parts * _up(_up(tiles, parts), group), _up(outputs // apart, NR)
+    v, du, d = (FLOAT * square * size for size in (tiles * channels, channels * outputs // apart, tiles * outputs))
     near = FLOAT * square * group * (channels + outputs)
-    panels_of_d = FLOAT * square * panels * NR * tiles  # a strip of V^T reads this much of D
-    again, amx = _up(channels, PRODUCT_MR) - 1, choice.gradient_on_amx.py_func(channels, outputs, tiles)
+    panels_of_d = FLOAT * square * apart * panels * NR * tiles  # a strip of V^T, of each group, reads this much of D
+    again, amx = _up(channels // apart, PRODUCT_MR) - 1, choice.gradient_on_amx.py_func(channels, outputs, apart, tiles)
     products = [
         Stream(v * panels, v, near),
         Stream(d, d, near),
@@ -307,7 +320,7 @@ def _winograd_weight(
             Stream(v * PARTS / FLOAT * panels, v * PARTS / FLOAT, strips),
             Stream(d * PARTS / FLOAT * _up(channels, SIDE), d * PARTS / FLOAT, PARTS * group * SIDE),
         ]
-    return Work(float(square * tiles * channels * outputs), [
+    return Work(float(square * tiles * channels * outputs // apart), [
         *products,
         Stream(du * (groups - parts), du * groups, near + du),
         Stream((square / m**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * n * source[2] * channels),

@@ -30,6 +30,15 @@ GEOMETRIES = [  # N, H, W, C, O, padding and, if it is not 1, dilation
     (1, 7, 9, 128, 256, (1, 1)),  # few tiles: the threads divide the outputs, not the tiles
     (4, 24, 24, 96, 128, (1, 1)),  # one sum of dweight, several groups of tiles
 ]
+GROUPED = [  # the same, with padding, dilation and groups
+    (2, 9, 10, 12, 20, (1, 1), (1, 1), 4),  # 3 and 5 channels in a group
+    (3, 7, 9, 34, 18, (2, 1), (1, 1), 2),  # 17 and 9: more than a vector, or more products than short.py's tile has
+    (1, 10, 21, 40, 72, (2, 1), (2, 3), 4),
+    (2, 14, 14, 96, 160, (1, 1), (1, 1), 2),  # several panels in a group
+    (16, 16, 16, 32, 32, (1, 1), (1, 1), 8),  # several partial sums of dweight
+    (1, 7, 9, 128, 256, (1, 1), (1, 1), 4),  # few tiles
+    (4, 24, 24, 192, 256, (1, 1), (1, 1), 2),  # one sum of dweight, several groups of tiles
+]
 WIDE = [  # 5 x 5 layers whose errors would exceed LIMITS if all products were added up in a single sum
     (2, 7, 7, 512, 512, (2, 2)),
     (16, 8, 8, 256, 256, (2, 2)),
@@ -48,12 +57,12 @@ def test_matrices_give_the_convolution_exactly(points: Any, m: int, r: int) -> N
 
 
 def inputs(form: int, geometry: Any, dtype: str) -> tuple[Arrays, Options]:
-    n, height, width, channels, outputs, padding, dilation = (*geometry, (1, 1))[:7]
+    n, height, width, channels, outputs, padding, dilation, groups = geometry + ((1, 1), 1)[len(geometry) - 6 :]
     r = 5 if form == F4X4_5X5 else 3
     rng = np.random.default_rng(0)
     high, wide = height + 2 * padding[0], width + 2 * padding[1]
     out = high - dilation[0] * (r - 1), wide - dilation[1] * (r - 1)
-    shapes = dict(x=(n, height, width, channels), weight=(r, r, channels, outputs), dy=(n, *out, outputs),
+    shapes = dict(x=(n, height, width, channels), weight=(r, r, channels // groups, outputs), dy=(n, *out, outputs),
                   bias=(outputs,), scale=(outputs,), shift=(outputs,), shortcut=(n, *out, outputs))  # fmt: skip
     return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}, (padding, dilation)
 
@@ -80,7 +89,8 @@ def computed(form: int, a: Arrays, options: Options, finish: bool) -> Arrays:
 def expected(a: Arrays, options: Options, finish: bool) -> Arrays:
     x = torch.from_numpy(a["x"]).double().permute(0, 3, 1, 2).requires_grad_()
     weight = torch.from_numpy(a["weight"]).double().permute(3, 2, 0, 1).requires_grad_()
-    y = torch.nn.functional.conv2d(x, weight, padding=options[0], dilation=options[1])
+    groups = x.shape[1] // weight.shape[1]
+    y = torch.nn.functional.conv2d(x, weight, padding=options[0], dilation=options[1], groups=groups)
     y.backward(torch.from_numpy(a["dy"]).double().permute(0, 3, 1, 2))
     out = y.detach().permute(0, 2, 3, 1).numpy()
     if finish:
@@ -89,7 +99,7 @@ def expected(a: Arrays, options: Options, finish: bool) -> Arrays:
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("geometry", GEOMETRIES + GROUPED, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_agrees_with_float64(form: int, geometry: Any, dtype: str) -> None:
     pytest.importorskip("torch")
@@ -120,7 +130,7 @@ def test_an_empty_batch_has_no_gradient() -> None:
 
 
 @pytest.mark.skipif(numba.get_num_threads() < 2, reason="needs two cores")
-@pytest.mark.parametrize("geometry", GEOMETRIES[-6:], ids=str)
+@pytest.mark.parametrize("geometry", GEOMETRIES[-6:] + GROUPED, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_bits_do_not_depend_on_the_number_of_threads(form: int, geometry: Any) -> None:
     a, options = inputs(form, geometry, "float32")
@@ -148,11 +158,13 @@ def test_the_rule_that_selects_a_form() -> None:
     assert winograd_form((14, 14), five, 32, 64, one, one, 1) == F4X4_5X5
     assert winograd_form((32, 32), three, 16, 16, one, (2, 2), 1) == F4X4_3X3
     assert winograd_form((32, 32), three, 16, 16, one, (1, 16), 1) == F2X2_3X3
+    assert winograd_form((32, 32), three, 16, 16, one, one, 4) == F4X4_3X3
     for out, kernel, channels, stride, dilation, groups in (
         ((32, 32), three, 3, one, one, 1),
         ((32, 32), three, 16, (2, 2), one, 1),
         ((32, 32), three, 16, one, (16, 32), 1),
         ((32, 32), three, 16, one, one, 16),
+        ((32, 32), three, 64, one, one, 8),  # 8 -> 2 channels in a group
         ((32, 32), (3, 5), 16, one, one, 1),
         ((1, 1), three, 64, one, one, 1),
     ):

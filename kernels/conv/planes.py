@@ -105,7 +105,7 @@ def _copy_row(
     e: Emitter, count: Value, vectors: Value, tail: Value, source: Value, at: Value, step: Value, target: Value,
     target_at: Value, target_step: Value,
 ) -> None:  # fmt: skip
-    """Copy `count` pixels: each has `vectors` whole vectors (at least one), and `tail` numbers. Zeros fill the rest."""
+    """Copy `count` pixels, at least one: each has `vectors` whole vectors, and `tail` numbers, which zeros follow."""
     mask = e.mask(0, tail)
 
     def copy_pixel(_: Sums, number: Value, source_at: Value, to: Value) -> Sums:
@@ -113,7 +113,8 @@ def _copy_row(
             e.store(e.load(e.at(source, source_at), c), e.at(target, to), c)
             return {}
 
-        e.loop(vectors, [(0, e.lanes)], {}, copy_vector)
+        with e.builder.if_then(e.builder.icmp_signed(">", vectors, e.integer(0))):
+            e.loop(vectors, [(0, e.lanes)], {}, copy_vector)
         last = e.times(vectors, e.lanes)
         e.store(e.load_masked(e.at(source, source_at), last, mask), e.at(target, to), last)
         return {}
@@ -128,8 +129,8 @@ def _copy_tile(
 ) -> None:  # fmt: skip
     """Copy a tile of C channels: patch[i * row + j * step + c] = pixels[at + i * x_row + j * x_column + c].
 
-    i is in the range `rows`, j in the range `columns`. step is C, rounded up to whole vectors. For C <= c < step, the
-    patch is 0. C is not a multiple of a vector, and larger.
+    i is in the range `rows`, j in the range `columns`. step is C, rounded up to whole vectors of float32. From c = C to
+    the end of the vector, the patch is 0.
     """
     step, vector = row_of(channels), lanes(pixels)
     if columns[0] == columns[1]:
