@@ -269,7 +269,8 @@ def _winograd(
     tiles = choice.count_of.py_func(source[0], choice.tiles_of.py_func(m, *target[1:3], dilation))
     group = planes.group_of.py_func(square, channels, outputs, apart, tiles)
     groups, panels = _up(tiles, group), _up(outputs // apart, NR)
-    v, u, products = (FLOAT * square * size for size in (tiles * channels, channels * outputs // apart, tiles * outputs))
+    numbers = tiles * channels, channels * outputs // apart, tiles * outputs
+    v, u, products = (FLOAT * square * size for size in numbers)
     near = FLOAT * square * group * (channels + outputs)  # V and M of a group
     panel = FLOAT * square * panels * NR * channels  # a row of tiles reads this much of U
     multiply_adds = float(square * tiles * channels * outputs // apart)
