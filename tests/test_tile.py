@@ -29,9 +29,12 @@ def widest(dtype: str) -> int:
     return int(MOST_VECTORS * panel_width(np.empty(0, dtype)) // 2)
 
 
-def run_panel(dtype: str, rows: int, width: int, depth: int, accumulate: bool) -> None:
+def run_panel(
+    dtype: str, rows: int, width: int, depth: int, accumulate: bool, finish: bool = False, adds: bool = False
+) -> None:
     """Compare `panel`, which computes a column of tiles (kernels/matmul/tile.py), with float64. Rows and products have
-    random offsets in a. The memory around c's rows must not change."""
+    random offsets in a. The memory around c's rows must not change. finish, adds: apply the end of a layer, and add a
+    shortcut."""
     random = np.random.default_rng(rows * 1000 + width)
     columns = widest(dtype)
     a, b = (random.standard_normal(4000).astype(dtype) for _ in range(2))
@@ -39,6 +42,10 @@ def run_panel(dtype: str, rows: int, width: int, depth: int, accumulate: bool) -
     a_offsets, a_rows = random.integers(0, 500, depth), random.integers(0, 500, rows)
     c_rows = random.permutation(rows) * (width + 2)
     c = random.standard_normal(c_at + rows * (width + 2) + columns).astype(dtype)
+    step = MOST_VECTORS * columns
+    end = random.standard_normal((5, step)).astype(dtype)
+    end[4] = 0
+    shortcut = random.standard_normal(c.size if adds else 0).astype(dtype)
     expected = c.astype(np.float64)
     for i in range(rows):
         row = expected[c_at + c_rows[i] :][:width]
@@ -46,7 +53,12 @@ def run_panel(dtype: str, rows: int, width: int, depth: int, accumulate: bool) -
             row[:] = 0
         for k in range(depth):
             row += np.float64(a[a_at + a_rows[i] + a_offsets[k]]) * b[b_at + k * b_step :][:width]
-    panel(rows, depth, accumulate, a, a_offsets, a_rows, a_at, b, b_at, b_step, c, c_rows, c_at, width)
+        if finish:
+            bias, scale, shift, least = end[:4, 2 : 2 + width]
+            other = shortcut[c_at + c_rows[i] :][:width] if adds else 0.0
+            row[:] = np.maximum((row + bias) * scale + shift + other, least)
+    panel(rows, depth, accumulate, a, a_offsets, a_rows, a_at, b, b_at, b_step, c, c_rows, c_at, width,
+          finish, end.reshape(-1), 2, shortcut)  # fmt: skip
     np.testing.assert_allclose(c, expected, rtol=0, atol=TOLERANCE[dtype] * abs(expected).max())
 
 
@@ -62,6 +74,14 @@ def test_any_number_of_rows(dtype: str, rows: int) -> None:
 def test_any_width(dtype: str, accumulate: bool) -> None:
     for width in range(1, widest(dtype) + 1):
         run_panel(dtype, rows=WIDE_MR + 2, width=width, depth=12, accumulate=accumulate)
+
+
+@DTYPES
+@pytest.mark.parametrize("adds", [False, True])
+def test_the_end_of_a_layer(dtype: str, adds: bool) -> None:
+    for width in range(1, widest(dtype) + 1):
+        for accumulate in (False, True):
+            run_panel(dtype, WIDE_MR + 2, width, 3, accumulate, True, adds)
 
 
 @DTYPES

@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import REGISTERS, apart_jit, jit
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
-from minidl.kernels.matmul.tile import lanes
+from minidl.kernels.matmul.tile import end_of_layer, lanes
 
 MR = 9  # rows of this tile: the weight gradient of a 3 x 3 kernel has nine
 
@@ -22,8 +22,9 @@ MR = 9  # rows of this tile: the weight gradient of a 3 x 3 kernel has nine
 def _tile(
     e: Emitter, rows: Value, depth: Value, accumulate: Value, a: Value, a_offsets: Value, a_rows: Value, a_at: Value,
     b: Value, b_at: Value, b_step: Value, c: Value, c_rows: Value, c_at: Value, width: Value,
+    finish: Value, end: Value, end_at: Value, end_step: Value, shortcut: Value, adds: Value,
 ) -> None:  # fmt: skip
-    a, b, c = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
+    a, b, c, shortcut = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(shortcut, c_at)
 
     def tile(vectors: int) -> None:
         numbers = e.row_numbers(rows, MR)
@@ -38,7 +39,9 @@ def _tile(
             }
 
         sums = e.loop(depth, [(0, b_step)], e.zeros(MR, vectors), add_products)
-        e.write(e.plus(sums, accumulate, rows_of_c, width), rows_of_c, width)
+        totals = e.plus(sums, accumulate, rows_of_c, width)
+        others = [e.at(shortcut, e.number(c_rows, i)) for i in numbers]
+        e.write(end_of_layer(e, totals, width, finish, e.at(end, end_at), end_step, others, adds), rows_of_c, width)
 
     e.whole_vectors(width, 2, tile)
 
@@ -53,6 +56,7 @@ def channel_width(array: ndarray) -> int:
 def channel_panel(
     rows: int, depth: int, accumulate: bool, a: ndarray, a_offsets: ndarray, a_rows: ndarray, a_at: int,
     b: ndarray, b_at: int, b_step: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
+    finish: bool, end: ndarray, end_at: int, shortcut: ndarray,
 ) -> None:  # fmt: skip
     """Compute a column of tiles: any number of rows, up to channel_width channels.
 
@@ -61,4 +65,4 @@ def channel_panel(
     """
     for i in range(0, rows, MR):
         _tile(min(MR, rows - i), depth, accumulate, a, a_offsets, a_rows[i:], a_at, b, b_at, b_step,
-              c, c_rows[i:], c_at, width)  # fmt: skip
+              c, c_rows[i:], c_at, width, finish, end, end_at, end.size // 5, shortcut, shortcut.size > 0)  # fmt: skip

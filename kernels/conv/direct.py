@@ -6,10 +6,11 @@ are divided into blocks (blocks.py). For each block:
 
 1. Unless the source can be read in place, `gather` copies what the block reads, with zeros around it, into memory
    that stays in the core's cache.
-2. `_sum` computes up to CHUNK pixels of a panel of outputs. A panel has as many channels as a tile has columns. `_sum`
-   runs the micro-kernel or, for groups with few outputs, the tile of channels.py. The rows of a tile are pixels. A
-   table contains their offsets, so any stride is possible, and a tile may continue on the next line of the image.
-3. `finish_rows` applies bias, scale and shift, shortcut and relu while these pixels are in L1.
+2. `_sum` computes up to CHUNK pixels of a panel of outputs. A panel has as many channels as a tile has columns. The
+   rows of a tile are pixels. A table contains their offsets, so any stride is possible, and a tile may continue on the
+   next line of the image. The tile applies bias, scale and shift, shortcut and relu before it stores its sums.
+3. Groups with few outputs use the tile of channels.py, or bundles of pixels (geometry.py). The sums of a bundle are
+   contiguous, its pixels in y are not, so `spread_rows` copies them.
 
 The micro-kernel sums about KC products at a time, and then these sums are added: the rounding error is smaller than
 that of one long sum (README.md, "Accuracy"). The tile of channels.py computes one long sum.
@@ -29,7 +30,7 @@ from .blocks import Cut, block_at, copy_size, cut_into_blocks, gather, place, ro
 from .channels import channel_panel, channel_width
 from .geometry import Layer, bundle_of, by_channels, ceildiv, forward_axis, gradient_axis, layer_of
 from .reference import Pair, Shape
-from .rows import fill_end, finish_rows, spread_rows
+from .rows import fill_end, spread_rows
 from .sizes import CHUNK, KC, MAX_BUNDLE, MC, NR, SERIAL
 
 
@@ -139,21 +140,18 @@ def _pixel_offsets(cut: Cut, outputs: int, whole: int) -> tuple[ndarray, ndarray
 
 @apart_jit
 def _sum(
-    across: bool, a: ndarray, a_offsets: ndarray, a_rows: ndarray, a_at: int, b: ndarray, b_at: int, b_step: int,
-    c: ndarray, c_rows: ndarray, c_at: int, width: int,
+    a: ndarray, a_offsets: ndarray, a_rows: ndarray, a_at: int, b: ndarray, b_at: int, b_step: int,
+    c: ndarray, c_rows: ndarray, c_at: int, width: int, finish: bool, end: ndarray, end_at: int, shortcut: ndarray,
 ) -> None:  # fmt: skip
-    """Compute c (rows, width), the sums of a chunk of pixels in a panel of outputs.
+    """Compute c (rows, width), the sums of a chunk of pixels in a panel of outputs; about KC products at a time.
 
-    If `across`, vectors extend across groups (channels.py). Otherwise, about KC products are summed at a time.
+    If `finish`, apply the end of the layer to c.
     """
     rows, depth = a_rows.size, a_offsets.size
-    if across:
-        channel_panel(rows, depth, False, a, a_offsets, a_rows, a_at, b, b_at, b_step, c, c_rows, c_at, width)
-        return
     some = ceildiv(depth, ceildiv(depth, KC))
     for k in range(0, depth, some):
         panel(rows, min(some, depth - k), k > 0, a, a_offsets[k:], a_rows, a_at, b, b_at + k * b_step, b_step,
-              c, c_rows, c_at, width)  # fmt: skip
+              c, c_rows, c_at, width, finish and k + some >= depth, end, end_at, shortcut)  # fmt: skip
 
 
 @apart_jit
@@ -213,19 +211,19 @@ def _pass(
                     for first in range(begin, stop, CHUNK):
                         last = min(first + CHUNK, stop)
                         rows = c_rows[first:last]
-                        if apart:
-                            _sum(across, a, a_offsets, a_rows[first:last], a_at + channel, packed, b_at, b_step,
-                                 sums, rows_of_sums, 0, some)  # fmt: skip
+                        if across:
+                            channel_panel(last - first, a_offsets.size, False, a, a_offsets, a_rows[first:last],
+                                          a_at + channel, packed, b_at, b_step, y, rows, at, some, finish, end, end_at,
+                                          shortcut)  # fmt: skip
+                        elif apart:
+                            _sum(a, a_offsets, a_rows[first:last], a_at, packed, b_at, b_step,
+                                 sums, rows_of_sums, 0, some, False, end, 0, shortcut)  # fmt: skip
+                            for o in range(0, some, layer.outer):  # one pixel of each bundle
+                                spread_rows(sums, o, y, rows, at + o // layer.outer * outputs, layer.outer, finish,
+                                            end, end_at, shortcut)  # fmt: skip
                         else:
-                            _sum(across, a, a_offsets, a_rows[first:last], a_at + channel, packed, b_at, b_step,
-                                 y, rows, at, some)  # fmt: skip
-                        row = layer.outer if apart else some
-                        for o in range(0, some, row):
-                            to = at + o // row * outputs
-                            if apart:  # one pixel of each bundle
-                                spread_rows(sums, o, y, rows, to, row)
-                            if finish:
-                                finish_rows(y, rows, to, row, end, end_at, shortcut)
+                            _sum(a, a_offsets, a_rows[first:last], a_at, packed, b_at, b_step,
+                                 y, rows, at, some, finish, end, end_at, shortcut)  # fmt: skip
 
 
 @apart_jit

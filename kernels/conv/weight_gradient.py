@@ -231,10 +231,12 @@ def _part(
             column, width, step = _panel(p, piece, x)
             if across:
                 channel_panel(a_rows.size, pixels, accumulate, a, a_offsets, a_rows, a_at + column,
-                              b, b_at + column * b_panel, step, result, c_rows, at + column, width)  # fmt: skip
+                              b, b_at + column * b_panel, step, result, c_rows, at + column, width, False, x_copy, 0,
+                              x_copy)  # fmt: skip
             else:
                 panel(a_rows.size, pixels, accumulate, a, a_offsets, a_rows, a_at,
-                      b, b_at + column * b_panel, step, result, c_rows, at + column, width)  # fmt: skip
+                      b, b_at + column * b_panel, step, result, c_rows, at + column, width, False, x_copy, 0,
+                      x_copy)  # fmt: skip
     if cut.h.bundle > 1:
         _unfold(cut, result, total[piece.output :])
 

@@ -64,7 +64,7 @@ def tiles(a: ndarray, b: ndarray, out: ndarray) -> None:
         wide = min(width, columns - n)
         pack_rows(b.reshape(b.size), n, columns, depth, wide, packed, width)
         panel(rows, depth, False, a.reshape(a.size), steps, a_rows, 0, packed, 0, width,
-              out.reshape(out.size), out_rows, n, wide)  # fmt: skip
+              out.reshape(out.size), out_rows, n, wide, False, packed, 0, packed)  # fmt: skip
 
 
 @jit

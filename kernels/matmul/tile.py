@@ -19,8 +19,9 @@ The table a_offsets costs one more load for each k. Loops over positions and cha
 the end of a short inner loop, and LLVM adds the step to the address of each row, 8 additions for each k.
 
 The sum is computed in the order of k, whatever the tile's position and size. So bits do not depend on how an output is
-divided into tiles. The sum is stored in c or, if `accumulate`, added to c. Offsets and steps count numbers, not bytes.
-Whole vectors of b are read, even if `width` ends within a vector.
+divided into tiles. The sum is stored in c or, if `accumulate`, added to c. If `finish`, the end of the layer (bias and
+so on) is applied first: as a second pass, it would take as long as 10 to 20 products. Offsets and steps count numbers,
+not bytes. Whole vectors of b are read, even if `width` ends within a vector.
 """
 
 from __future__ import annotations
@@ -74,13 +75,42 @@ def whole_vectors(columns: int, array: ndarray) -> int:
     return (columns + lanes(array) - 1) // lanes(array) * lanes(array)
 
 
+def end_of_layer(
+    e: Emitter, totals: Sums, width: Value, finish: Value, end: Value, end_step: Value, others: list[Value], adds: Value
+) -> Sums:
+    """Return the totals of a tile or, if `finish`, max((totals + end[0]) * end[1] + end[2] + shortcut, end[3]).
+
+    Each step is rounded; NaN stays NaN. Row end[i] begins at the pointer `end` + i * end_step. Row i of the shortcut
+    begins at the pointer others[i]; if there is none (`adds` is false), end[4], a row of zeros, is added instead.
+    """
+    vectors = 1 + max(v for _, v in totals)
+
+    def finished() -> Sums:
+        ends = [e.at(end, e.times(end_step, i)) for i in range(5)]
+        constants = [e.columns(row, vectors) for row in ends[:4]]
+        shortcuts = [e.builder.select(adds, other, ends[4]) for other in others]
+        masks = [e.mask(v, width) for v in range(vectors)]
+        found = {}
+        for (i, v), total in totals.items():
+            bias, scale, shift, least = (row[v] for row in constants)
+            other = e.load_masked(shortcuts[i], v * e.lanes, masks[v])
+            found[i, v] = e.at_least(e.builder.fadd(e.scale_shift(total, bias, scale, shift), other), least)
+        return found
+
+    return e.when(finish, finished, totals)
+
+
 @instructions
 def _tile(
     e: Emitter, rows: Value, depth: Value, accumulate: Value, a: Value, a_offsets: Value, a_rows: Value, a_at: Value,
     b: Value, b_at: Value, b_step: Value, c: Value, c_rows: Value, c_at: Value, width: Value,
+    finish: Value, end: Value, end_at: Value, end_step: Value, shortcut: Value, adds: Value,
 ) -> None:  # fmt: skip
-    """Compute the tile above. a_at, b_at, c_at: the indices in a, b and c from which the offsets count."""
-    a, b, c = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
+    """Compute the tile above. a_at, b_at, c_at: the indices in a, b and c from which the offsets count.
+
+    finish and the rest: as in `end_of_layer`; the shortcut has the layout of c
+    """
+    a, b, c, shortcut = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(shortcut, c_at)
 
     def tile(e: Emitter, vectors: int) -> None:
         height = WIDE_MR if vectors == MOST_VECTORS else MR
@@ -93,7 +123,9 @@ def _tile(
             return e.rank_one(sums, (e.at(row, offset) for row in rows_of_a), e.columns(e.at(b, b_k), vectors))
 
         sums = e.loop(depth, [(0, b_step)], e.zeros(height, vectors), add_product)
-        e.write(e.plus(sums, accumulate, rows_of_c, width), rows_of_c, width)
+        totals = e.plus(sums, accumulate, rows_of_c, width)
+        others = [e.at(shortcut, e.number(c_rows, i)) for i in numbers]
+        e.write(end_of_layer(e, totals, width, finish, e.at(end, end_at), end_step, others, adds), rows_of_c, width)
 
     e.narrowest(width, MOST_VECTORS, tile)
 
@@ -102,13 +134,15 @@ def _tile(
 def panel(
     rows: int, depth: int, accumulate: bool, a: ndarray, a_offsets: ndarray, a_rows: ndarray, a_at: int,
     b: ndarray, b_at: int, b_step: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
+    finish: bool, end: ndarray, end_at: int, shortcut: ndarray,
 ) -> None:  # fmt: skip
     """Compute a column of tiles: any number of rows, and up to MOST_VECTORS vectors of columns.
 
     a, b, c: vectors (one axis) of one float type; a_at, b_at, c_at: the indices from which the offsets count.
-    a_offsets (depth,), a_rows, c_rows (rows,): int64 offsets. The other arguments: see the formula above.
+    a_offsets (depth,), a_rows, c_rows (rows,): int64 offsets. end: five rows, see end_of_layer; shortcut: size 0 if
+    there is none. Without `finish`, these two may be any arrays. The other arguments: see the formula above.
     """
     height = WIDE_MR if width > panel_width(a) else MR
     for i in range(0, rows, height):
         _tile(min(height, rows - i), depth, accumulate, a, a_offsets, a_rows[i:], a_at, b, b_at, b_step,
-              c, c_rows[i:], c_at, width)  # fmt: skip
+              c, c_rows[i:], c_at, width, finish, end, end_at, end.size // 5, shortcut, shortcut.size > 0)  # fmt: skip
