@@ -159,8 +159,11 @@ def test_the_rule_that_selects_a_form() -> None:
     assert winograd_form((32, 32), three, 16, 16, one, (2, 2), 1) == F4X4_3X3
     assert winograd_form((32, 32), three, 16, 16, one, (1, 16), 1) == F2X2_3X3
     assert winograd_form((32, 32), three, 16, 16, one, one, 4) == F4X4_3X3
+    assert winograd_form((32, 32), three, 8, 16, one, one, 1) == F4X4_3X3
+    assert winograd_form((14, 14), five, 6, 16, one, one, 1) == F4X4_5X5
     for out, kernel, channels, stride, dilation, groups in (
-        ((32, 32), three, 3, one, one, 1),
+        ((32, 32), three, 7, one, one, 1),
+        ((14, 14), five, 5, one, one, 1),
         ((32, 32), three, 16, (2, 2), one, 1),
         ((32, 32), three, 16, one, (16, 32), 1),
         ((32, 32), three, 16, one, one, 16),

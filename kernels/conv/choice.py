@@ -13,10 +13,19 @@ It was measured with 64 images and stride 1 on 2 cores of a Zen 5 (AVX-512):
                64 -> 64     2.3 / 2.3      1.5 / 1.7                     16 -> 16     2.1 / 2.9      1.3 / 1.7
     14x14      16 -> 16     1.7 / 2.4      1.3 / 1.8                    128 -> 128    2.8 / 2.6      1.9 / 2.0
 
-With few channels, a vector is not full and the transforms cost more than they save. From 16 channels on, the form with
-the fewest multiplications is the fastest, or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two
-columns, otherwise F(4x4,3x3). The form does not depend on the number of images. So the result for an image does not
-depend on the other images of its batch, except in the last bits on a CPU with AMX: AMX_TILES tiles or more use it.
+With few channels, a vector is not full and the transforms cost more than they save. The table is older than the copy of
+tiles as vectors, if their channels do not fill vectors (planes.py). On an Intel Xeon (AVX-512) y, dx and dweight now take
+these parts of the direct kernels' time:
+
+    3x3, 37 images of 29 x 31, 12 -> 28     0.8, 0.7, 0.7         5x5, 64 images of 14 x 14, 6 -> 16     0.9, 0.6, 0.9
+    3x3, 64 images of 28 x 28, 8 -> 16      0.8, 0.6, 0.8         5x5, 64 images of 28 x 28, 6 -> 6      1.2, 1.3, 1.3
+                               8 -> 8       1.0, 1.2, 1.2
+                               4 -> 8       1.7, 1.7, 1.7
+
+So a form is used from 8 channels on (5x5: 6), for FEWEST_PAIRS pairs of channels and more. The form with the fewest
+multiplications is the fastest, or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two columns,
+otherwise F(4x4,3x3). The form does not depend on the number of images. So the result for an image does not depend on the
+other images of its batch, except in the last bits on a CPU with AMX: AMX_TILES tiles or more use it.
 """
 
 from __future__ import annotations
@@ -28,7 +37,8 @@ from .reference import Pair
 Tiles = tuple[int, int, int, int]
 
 DIRECT, F4X4_3X3, F2X2_3X3, F4X4_5X5 = 0, 1, 2, 3
-FEWEST_CHANNELS, FEWEST_IN_GROUP = 16, 4
+FEWEST_3X3, FEWEST_5X5, FEWEST_PAIRS = 8, 6, 96  # channels, and pairs of an input and an output channel
+FEWEST_WITH_GROUPS, FEWEST_IN_GROUP = 16, 4
 AMX_CHANNELS, AMX_GRADIENT_CHANNELS, AMX_TILES = 32, 128, 64  # with fewer, vectors are as fast as AMX
 GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as many multiplications
 
@@ -60,7 +70,10 @@ def winograd_form(
     For dx: dy has `channels` channels, dx has `outputs` channels, and out = (H, W).
     """
     r = kernel[0]
-    few = min(channels, outputs) < FEWEST_CHANNELS or (groups > 1 and min(channels, outputs) < FEWEST_IN_GROUP * groups)
+    least = FEWEST_5X5 if r == 5 else FEWEST_3X3
+    if groups > 1:
+        least = max(FEWEST_WITH_GROUPS, FEWEST_IN_GROUP * groups)
+    few = min(channels, outputs) < least or channels * outputs < FEWEST_PAIRS
     if few or kernel[1] != r or r not in (3, 5) or stride != (1, 1):
         return DIRECT
     # Multiplications for each input channel and output channel: n^2 for each tile

@@ -7,6 +7,8 @@ matrix (channels, outputs). Rows are padded to whole vectors.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy import ndarray
 
@@ -100,26 +102,39 @@ def group_of(planes: int, channels: int, outputs: int, groups: int, tiles: int) 
 # -- tiles, into planes and out of them ---------------------------------------------------------------------------
 
 
-@instructions
-def _copy_row(
-    e: Emitter, count: Value, vectors: Value, tail: Value, source: Value, at: Value, step: Value, target: Value,
-    target_at: Value, target_step: Value,
-) -> None:  # fmt: skip
-    """Copy `count` pixels, at least one: each has `vectors` whole vectors, and `tail` numbers, which zeros follow."""
-    mask = e.mask(0, tail)
+def _make_copy(fills: bool) -> Any:
+    """Return the copy of a line of pixels; if `fills`, zeros follow each pixel, up to the end of its last vector."""
 
-    def copy_pixel(_: Sums, number: Value, source_at: Value, to: Value) -> Sums:
-        def copy_vector(_: Sums, number: Value, c: Value) -> Sums:
-            e.store(e.load(e.at(source, source_at), c), e.at(target, to), c)
+    @instructions
+    def copy_pixels(
+        e: Emitter, count: Value, vectors: Value, tail: Value, source: Value, at: Value, step: Value, target: Value,
+        target_at: Value, target_step: Value,
+    ) -> None:  # fmt: skip
+        """Copy `count` pixels, at least one: each has `vectors` whole vectors and `tail` numbers."""
+        mask, last = e.mask(0, tail), e.times(vectors, e.lanes)
+
+        def copy_pixel(_: Sums, number: Value, source_at: Value, to: Value) -> Sums:
+            pixel, there = e.at(source, source_at), e.at(target, to)
+
+            def copy_vector(_: Sums, number: Value, c: Value) -> Sums:
+                e.store(e.load(pixel, c), there, c)
+                return {}
+
+            with e.builder.if_then(e.builder.icmp_signed(">", vectors, e.integer(0))):
+                e.loop(vectors, [(0, e.lanes)], {}, copy_vector)
+            rest = e.load_masked(pixel, last, mask)
+            if fills:
+                e.store(rest, there, last)
+            else:
+                e.store_masked(rest, there, last, mask)
             return {}
 
-        with e.builder.if_then(e.builder.icmp_signed(">", vectors, e.integer(0))):
-            e.loop(vectors, [(0, e.lanes)], {}, copy_vector)
-        last = e.times(vectors, e.lanes)
-        e.store(e.load_masked(e.at(source, source_at), last, mask), e.at(target, to), last)
-        return {}
+        e.loop(count, [(at, step), (target_at, target_step)], {}, copy_pixel)
 
-    e.loop(count, [(at, step), (target_at, target_step)], {}, copy_pixel)
+    return copy_pixels
+
+
+_copy_pixels, _copy_pixels_and_zeros = _make_copy(False), _make_copy(True)
 
 
 @jit
@@ -136,9 +151,9 @@ def _copy_tile(
     if columns[0] == columns[1]:
         return
     for i in range(rows[0], rows[1]):
-        _copy_row(columns[1] - columns[0], channels // vector, channels % vector,
-                  pixels, at + i * x_row + columns[0] * x_column, x_column,
-                  patch, i * row + columns[0] * step, step)  # fmt: skip
+        _copy_pixels_and_zeros(columns[1] - columns[0], channels // vector, channels % vector,
+                               pixels, at + i * x_row + columns[0] * x_column, x_column,
+                               patch, i * row + columns[0] * step, step)  # fmt: skip
 
 
 @jit
@@ -261,6 +276,7 @@ def from_planes(
     vector = lanes(y)
     pixels = y.reshape(-1)
     step, adds = max(outputs, vector), shortcut.size > 0
+    whole, tail = (stop - begin) // vector, (stop - begin) % vector
     image, place = divmod(first, tiles[0] * tiles[1])
     down, across = divmod(place, tiles[1])
     next_rows, next_columns, following = _place(y, tiles, m, image, down, across)
@@ -271,20 +287,17 @@ def from_planes(
         through = rows < m or columns < m or outputs < vector  # y ends within the tile or vector: write to the patch
         row_step, column_step = tiles[2] * width * outputs, tiles[3] * outputs
         at, y_row, y_column = (0, m * step, step) if through else (there, row_step, column_step)
-        for i in range(rows if through and adds else 0):
-            for j in range(columns):
-                for o in range(begin, stop):
-                    patch[m * y_row + i * y_row + j * step + o] = shortcut[there + i * row_step + j * column_step + o]
+        for i in range(rows if through and adds and columns > 0 else 0):
+            _copy_pixels(columns, whole, tail, shortcut, there + i * row_step + begin, column_step,
+                         patch, (m + i) * y_row + begin, step)  # fmt: skip
         for place_of_vector in range(begin, max(stop, vector), vector):
             o = min(place_of_vector, step - vector)  # the last vector may overlap the previous one
             here = t * row + o
             _output(n, planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, y_column, following + o,
                     finish, end, o, row_of(outputs), shortcut, adds)  # fmt: skip
-        if through:
-            for i in range(rows):
-                for j in range(columns):
-                    for o in range(begin, stop):
-                        pixels[there + i * row_step + j * column_step + o] = patch[i * y_row + j * step + o]
+        for i in range(rows if through and columns > 0 else 0):
+            _copy_pixels(columns, whole, tail, patch, i * y_row + begin, step,
+                         pixels, there + i * row_step + begin, column_step)  # fmt: skip
 
 
 # -- weights --------------------------------------------------------------------------------------------------------
