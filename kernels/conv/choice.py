@@ -13,9 +13,9 @@ It was measured with 64 images and stride 1 on 2 cores of a Zen 5 (AVX-512):
                64 -> 64     2.3 / 2.3      1.5 / 1.7                     16 -> 16     2.1 / 2.9      1.3 / 1.7
     14x14      16 -> 16     1.7 / 2.4      1.3 / 1.8                    128 -> 128    2.8 / 2.6      1.9 / 2.0
 
-With few channels, a vector is not full and the transforms cost more than they save. The table is older than the copy of
-tiles as vectors, if their channels do not fill vectors (planes.py). On an Intel Xeon (AVX-512) y, dx and dweight now take
-these parts of the direct kernels' time:
+With few channels, a vector is not full and the transforms cost more than they save. When the table was measured, tiles
+whose channels do not fill vectors were not yet copied as vectors (planes.py). On an Intel Xeon (AVX-512) y, dx and
+dweight now take these parts of the direct kernels' time:
 
     3x3, 37 images of 29 x 31, 12 -> 28     0.8, 0.7, 0.7         5x5, 64 images of 14 x 14, 6 -> 16     0.9, 0.6, 0.9
     3x3, 64 images of 28 x 28, 8 -> 16      0.8, 0.6, 0.8         5x5, 64 images of 28 x 28, 6 -> 6      1.2, 1.3, 1.3
@@ -24,8 +24,8 @@ these parts of the direct kernels' time:
 
 So a form is used from 8 channels on (5x5: 6), for FEWEST_PAIRS pairs of channels and more. The form with the fewest
 multiplications is the fastest, or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two columns,
-otherwise F(4x4,3x3). The form does not depend on the number of images. So the result for an image does not depend on the
-other images of its batch, except in the last bits on a CPU with AMX: AMX_TILES tiles or more use it.
+otherwise F(4x4,3x3). The form does not depend on the number of images. So the result for an image does not depend on
+the other images of its batch, except in the last bits on a CPU with AMX: AMX_TILES tiles or more use it.
 """
 
 from __future__ import annotations
