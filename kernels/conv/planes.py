@@ -15,6 +15,7 @@ from numpy import ndarray
 from minidl.engine.jit import apart_jit, jit
 from minidl.kernels.matmul.blocks import LANES, NR
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions, prefetch
+from minidl.kernels.matmul.pack import pack_columns, pack_rows
 from minidl.kernels.matmul.tile import lanes
 
 from .choice import F2X2_3X3, F4X4_3X3, Tiles, on_amx
@@ -319,7 +320,7 @@ def weight_to_planes(
     channels, outputs = (outer, inner) if flip else (inner, outer)
     first = block * vector
     count = min(vector, channels - first)
-    patch = np.empty(r * r * vector * vector, weight.dtype)  # (r, r, channels, outputs)
+    patch = np.zeros(r * r * vector * vector + vector, weight.dtype)  # (r, r, channels, outputs), and one vector more
     flat = weight.reshape(-1)
     n = tile_of(form)[2]
     all_ = (0, r)
@@ -327,16 +328,13 @@ def weight_to_planes(
         through = flip or o + vector > outputs
         if through:
             wide = min(vector, outputs - o)
-            patch[:] = 0
-            for u_ in range(r):
-                for v_ in range(r):
-                    part = patch[(u_ * r + v_) * vector * vector :]
-                    for c in range(count):
-                        for j in range(wide):
-                            if flip:
-                                part[c * vector + j] = weight[r - 1 - u_, r - 1 - v_, o + j, group_at + first + c]
-                            else:
-                                part[c * vector + j] = weight[u_, v_, first + c, group_at + o + j]
+            for tap in range(r * r):  # columns beyond `wide` may have any values
+                part = patch[tap * vector * vector :]
+                if flip:
+                    corner = ((r * r - 1 - tap) * inner + o) * total + group_at + first
+                    pack_columns(flat, corner, total, count, wide, part, vector)
+                else:
+                    pack_rows(flat, (tap * inner + first) * total + group_at + o, total, count, wide, part, vector)
         for c in range(count):
             source, at, step = flat, (first + c) * total + group_at + o, inner * total
             if through:
