@@ -3,7 +3,8 @@
 | name | size                                   | what it is                   | stays in                     |
 |------|----------------------------------------|------------------------------|------------------------------|
 | MR   | 12, 8 or 4 (6, 4 or 2 with 16          | rows of a tile of out        | registers, MR x NR sums      |
-|      | registers); convolutions: 8 (6)        |                              |                              |
+|      | registers); convolutions: 8 (6), with  |                              |                              |
+|      | a tile of three vectors 8 (4)          |                              |                              |
 | NR   | 2 vectors: 32 float32 with AVX-512     | columns of a tile            | registers                    |
 | KC   | 256 at most; all blocks of a product   | depth of a block: summands   | L1: a panel of b (KC, NR)    |
 |      | have about equal depth                 |                              | and a strip of a (MR, KC)    |

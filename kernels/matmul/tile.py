@@ -20,7 +20,7 @@ the end of a short inner loop, and LLVM adds the step to the address of each row
 
 The sum is computed in the order of k, whatever the tile's position and size. So bits do not depend on how an output is
 divided into tiles. The sum is stored in c or, if `accumulate`, added to c. If `finish`, the end of the layer (bias and
-so on) is applied first: as a second pass, it would take as long as 10 to 20 products. Offsets and steps count numbers,
+so on) is applied first: as a second pass, it would take as long as 5 to 20 products. Offsets and steps count numbers,
 not bytes. Whole vectors of b are read, even if `width` ends within a vector.
 """
 
