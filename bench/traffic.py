@@ -290,7 +290,8 @@ def _winograd(
     return Work(multiply_adds, [
         Stream(v * panels, v, near),
         Stream(products, products, near),
-        Stream(0 if short else panel * groups * (_up(group, PRODUCT_MR) - 1), 0, FLOAT * channels * (NR + PRODUCT_MR)),
+        Stream(0 if short else panel * groups * (_up(group, PRODUCT_MR) - 1), 0,
+               FLOAT * channels // apart * (NR + PRODUCT_MR)),
         Stream(u * groups, u, near + u),
         halo,
     ])  # fmt: skip

@@ -158,8 +158,8 @@ def test_relu_keeps_nan_and_clips_the_rest() -> None:
 def test_winograd(kernel: int, images: int, side: int, channels: int, outputs: int) -> None:
     """The products of all three passes are on AMX: compare with the direct kernels in float64."""
     tiles = images * (-(-side // 4)) ** 2
-    assert on_amx(channels, outputs, tiles)
-    assert gradient_on_amx(channels, outputs, tiles) == (channels >= 128)
+    assert on_amx(channels, outputs, 1, tiles)
+    assert gradient_on_amx(channels, outputs, 1, tiles) == (channels >= 128)
     random = np.random.default_rng(4)
     x, dy = (random.standard_normal((images, side, side, last)) for last in (channels, outputs))
     weight, none = random.standard_normal((kernel, kernel, channels, outputs)), np.empty(0)

@@ -75,6 +75,13 @@ def test_groups(channels: int, outputs: int, groups: int) -> None:
     check_conv((2, 4, 5, channels), (3, 3, channels // groups, outputs), groups=groups, padding=1)
 
 
+@pytest.mark.parametrize("groups", [4, 8, 16, 32])
+def test_as_many_groups_as_a_vector_has_lanes(groups: int) -> None:
+    for channels, outputs in ((1, 1), (1, 2), (2, 1), (3, 1)):  # of a group
+        check_conv((2, 3, 3, channels * groups), (3, 3, channels, outputs * groups), groups=groups, padding=1,
+                   loops=False)  # fmt: skip
+
+
 @pytest.mark.parametrize("batch", [0, 1, 2, 15, 16, 17, 33])
 def test_batch_sizes(batch: int) -> None:
     check_conv((batch, 3, 4, 2), (3, 3, 2, 3), padding=1, bias=batch != 17)

@@ -24,6 +24,7 @@ GEOMETRIES = [  # N, H, W, C, O, padding and, if it is not 1, dilation
     (1, 6, 6, 16, 48, (4, 5)),  # padding wider than a 3 x 3 kernel, and as wide as a 5 x 5 kernel
     (2, 14, 13, 40, 16, (2, 1)),
     (16, 16, 16, 32, 32, (1, 1)),  # several partial sums of dweight
+    (1, 9, 9, 17, 20, (1, 5)),  # whole tiles outside the image
     (2, 13, 11, 17, 33, (2, 3), (2, 3)),
     (1, 10, 21, 5, 16, (4, 1), (1, 5)),
     (16, 16, 16, 32, 32, (2, 2), (2, 2)),

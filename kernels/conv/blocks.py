@@ -64,7 +64,8 @@ def copy_size(layer: Layer, width: int, gap: int) -> Pair:
 def row_of_outputs(layer: Layer, bundle: int, array: ndarray) -> int:
     """Return the size of a row that holds all outputs of a bundle (geometry.py), rounded up.
 
-    If vectors extend across groups, the row is a whole number of vectors. Otherwise each group is.
+    If vectors extend across groups, the row is a whole number of vectors. Otherwise each group is a whole number of
+    vectors.
     """
     if by_channels(layer):
         return whole_vectors(layer.groups * layer.outer, array)
@@ -131,7 +132,7 @@ def gather(cut: Cut, block: Block, group: int, source: ndarray, memory: ndarray)
                 continue
             clear(line[: first * padded])
             at = (((block.image + image) * height + top + i) * width + left + first) * pixel + channel
-            if channels == pixel and channels == padded:
+            if channels == pixel and channels == padded and not spread:
                 copy(source[at : at + (last - first) * pixel], line[first * padded : last * padded])
             elif spread:
                 for j in range(first, last):
@@ -181,7 +182,7 @@ def copy_pixels(
 ) -> None:  # fmt: skip
     """Copy target[i * width + c] = source[at + i * step + c] for all i < pixels and c < channels.
 
-    Few channels are copied as whole vectors: numbers after each pixel of the target, less than a vector, get any
+    Few channels are copied as whole vectors: fewer than a vector of numbers after each pixel of the target get any
     value. So the target is written from its beginning to its end, and there must be memory after its end.
     """
     fast = 0

@@ -22,7 +22,8 @@ dweight now take these parts of the direct kernels' time:
                                8 -> 8       1.0, 1.2, 1.2
                                4 -> 8       1.7, 1.7, 1.7
 
-So a form is used from 8 channels on (5x5: 6), for FEWEST_PAIRS pairs of channels and more. The form with the fewest
+So a form is used from 8 channels on (5x5: 6), for FEWEST_PAIRS pairs of channels and more. With groups, it is used from
+16 channels on, if each group has at least 4: with 2, the direct kernel was as fast or faster. The form with the fewest
 multiplications is the fastest, or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two columns,
 otherwise F(4x4,3x3). The form does not depend on the number of images. So the result for an image does not depend on
 the other images of its batch, except in the last bits on a CPU with AMX: AMX_TILES tiles or more use it.

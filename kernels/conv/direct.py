@@ -85,7 +85,10 @@ def _panel_at(cut: Cut, group: int, number: int, array: ndarray) -> int:
 
 @apart_jit
 def _pack(number: int, cut: Cut, weight: ndarray, backward: bool, packed: ndarray) -> None:
-    """Pack the weights of panel `number`, counted over all groups: (taps, inner, whole vectors), 0 beyond the last."""
+    """Pack the weights of panel `number`, counted over all groups: (taps, inner, columns).
+
+    The columns are whole vectors. Beyond the last output, weights are 0.
+    """
     layer, v, h, outer = cut.layer, cut.v, cut.h, cut.layer.outer
     if by_channels(layer):
         width, each, first, at = row_of_outputs(layer, 1, packed), layer.groups * outer, 0, 0
@@ -172,7 +175,7 @@ def _pass(
     task: int, tasks: int, cut: Cut, source: ndarray, packed: ndarray, memory: ndarray, finish: bool, end: ndarray,
     shortcut: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """Compute this task's blocks of a pass. If `finish`, also apply the end of the layer (rows.py)."""
+    """Compute this task's blocks of a pass. If `finish`, also apply the end of the layer (matmul/tile.py)."""
     layer, v, h, across = cut.layer, cut.v, cut.h, by_channels(cut.layer)
     x, y = source.reshape(-1), out.reshape(-1)
     if v.taps * h.taps == 0:

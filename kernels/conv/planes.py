@@ -2,7 +2,7 @@
 
 An image is cut into tiles of m x m outputs, which read n x n inputs. A plane holds one position (i, j) of all
 transformed tiles, so there are n^2 planes. A plane of tiles is a matrix (tiles, channels). A plane of weights is a
-matrix (channels, outputs). Rows are padded to whole vectors.
+matrix (channels / groups, outputs). Rows are padded to whole vectors.
 """
 
 from __future__ import annotations
@@ -146,10 +146,10 @@ def _copy_tile(
     """Copy a tile of C channels: patch[i * row + j * step + c] = pixels[at + i * x_row + j * x_column + c].
 
     i is in the range `rows`, j in the range `columns`. step is C, rounded up to whole vectors of float32. From c = C to
-    the end of the vector, the patch is 0.
+    the end of the last vector that contains channels, the patch is 0. What follows (float64) is not used.
     """
     step, vector = row_of(channels), lanes(pixels)
-    if columns[0] == columns[1]:
+    if columns[0] >= columns[1]:  # the tile is outside; with wide padding, even columns[0] > columns[1]
         return
     for i in range(rows[0], rows[1]):
         _copy_pixels_and_zeros(columns[1] - columns[0], channels // vector, channels % vector,

@@ -209,7 +209,7 @@ def _weight_job(
 ) -> None:  # fmt: skip
     """Compute U for the job's share of all blocks of input channels: vectors or, on AMX, 32 channels.
 
-    blocks: in each group
+    blocks: the number of blocks in each group of channels
     """
     inner, outer = weight.shape[2], weight.shape[3] // groups
     channels, outputs = (outer, inner) if flip else (inner, outer)
@@ -229,7 +229,10 @@ def _convolve_job(
     u: ndarray, u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int,
     y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
-    """Compute one part of the outputs for one of `tasks` ranges of groups. A job has a number: task * parts + part."""
+    """Compute one part of the outputs for one of `tasks` ranges of groups of tiles.
+
+    A job has a number: task * parts + part.
+    """
     total, outputs = count_of(x.shape[0], tiles), y.shape[3]
     ranges, panels = (total + group - 1) // group, (outputs + NR - 1) // NR
     task, part = job // parts, job % parts

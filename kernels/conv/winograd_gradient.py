@@ -3,6 +3,8 @@
 It uses V, and the transposes of the steps that compute U, M and y:
 
     D[k] (tiles, O)  =  A dy AT       dU[k] (C, O) = V[k]^T @ D[k]       dweight = GT dU G
+
+With groups, dU[k] is (C / groups, O): the columns of a group are the product of its channels of V[k] and D[k].
 """
 
 from __future__ import annotations
@@ -147,7 +149,7 @@ def _gradient_part(
     form: int, x: ndarray, dy: ndarray, groups: int, tiles: Tiles, padding: Pair, begin: int, end: int, group: int,
     own: ndarray, v_plane: int, d_plane: int, du: ndarray, du_plane: int, before: ndarray,
 ) -> None:  # fmt: skip
-    """Compute one partial sum of all planes: du[k] (C, O) = V[k]^T @ D[k] for the tiles `begin` to `end` - 1."""
+    """Compute one partial sum of all planes: du[k] = V[k]^T @ D[k] for the tiles `begin` to `end` - 1."""
     _, r, n = tile_of(form)
     total = count_of(x.shape[0], tiles)
     v, d = own[: n * n * v_plane], own[n * n * v_plane : n * n * (v_plane + d_plane)]
@@ -166,7 +168,7 @@ def backward_weight(
     form: int, x: ndarray, dy: ndarray, padding: Pair, dilation: Pair, before: ndarray, scratch: ndarray,
     dweight: ndarray,
 ) -> None:  # fmt: skip
-    """Compute dweight (r, r, C, O) from x (N, H, W, C) and dy (N, Ho, Wo, O). before: as in `forward`."""
+    """Compute dweight (r, r, C / groups, O) from x (N, H, W, C) and dy (N, Ho, Wo, O). before: as in `forward`."""
     m, _, n = tile_of(form)
     channels, outputs = x.shape[3], dy.shape[3]
     groups = channels // dweight.shape[2]

@@ -1,12 +1,13 @@
 """The micro-kernel: one small tile of a sum of products, kept in vector registers from beginning to end.
 
 Direct convolutions run on this loop. Matrix products and Winograd convolutions run on a simpler form in product.py.
-conv/channels.py and conv/tall.py are variants. For a tile of c, `rows` x `width` numbers, the micro-kernel computes
+conv/channels.py, tall.py and short.py are variants. For a tile of c, `rows` x `width` numbers, the micro-kernel
+computes
 
     c[c_rows[i] + j]  =  sum over k of   a[a_rows[i] + a_offsets[k]]  *  b[k * b_step + j]
 
     i    up to MR rows, each anywhere in a and c: rows of a matrix, or pixels of an image
-    j    up to NR columns (two vectors), contiguous in b and c
+    j    up to NR columns (two vectors) or, with WIDE_MR rows, up to three vectors; contiguous in b and c
     k    a product of the sum. Its number of a is anywhere, too: a channel of a position in a convolution's kernel
 
 Why it is fast: the result of a multiply-add is available after about 4 cycles, and a core begins two in each cycle. So
