@@ -20,6 +20,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from minidl.kernels.conv import choice, planes, pointwise, sizes, winograd_gradient
 from minidl.kernels.conv.reference import output_size
 from minidl.kernels.conv.short import MOST_PRODUCTS
@@ -27,6 +29,7 @@ from minidl.kernels.matmul.amx import SIDE
 from minidl.kernels.matmul.amx_product import WIDE, block_of_strips, depth_of_piece, depth_of_strips, uses_amx
 from minidl.kernels.matmul.blocks import LANES, MR, NR, PRODUCT_MR, block_depth, block_rows
 from minidl.kernels.matmul.cpu import B_IN_PLACE_STRIPS, PACK_A_PANELS
+from minidl.kernels.matmul.tile import panels_of
 from minidl.program.dependence import FIRST_WRITTEN
 from minidl.program.table import Operand
 
@@ -223,9 +226,8 @@ def _convolution(
 
 def _panels(columns: int, groups: int) -> tuple[int, float]:
     """Return the number of panels of a direct convolution (panels_of in matmul/tile.py), and their mean width."""
-    vectors = _up(columns, LANES)
-    panels = max(1, vectors // 2)
-    return groups * panels, vectors * LANES / panels
+    panels = int(panels_of(columns, np.empty(0, np.float32)))
+    return groups * panels, _up(columns, LANES) * LANES / panels
 
 
 def _direct(rows: int, depth: float, columns: int, groups: int, source: int, padded: bool) -> list[Stream]:

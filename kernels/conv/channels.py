@@ -43,7 +43,7 @@ def _tile(
         others = [e.at(shortcut, e.number(c_rows, i)) for i in numbers]
         e.write(end_of_layer(e, totals, width, finish, e.at(end, end_at), end_step, others, adds), rows_of_c, width)
 
-    e.whole_vectors(width, 2, tile)
+    e.fewest_vectors(width, 2, tile)
 
 
 @jit

@@ -156,7 +156,13 @@ def _convolve_group(
             multiply_plane(count, channels, v, k * v_plane, v_row, u, k * u_plane, begin, stop, m_row, patch)
         end_tiles(SHAPES)
         products, m_plane = v, v_plane
-    for k in range(0 if amx or groups > 1 else n * n):
+    for k in range(0 if amx else n * n):
+        if groups > 1:
+            prefetch_part(pixels, following, k, n * n)
+            prefetch_part(shortcut, here, k, n * n)
+            _multiply_groups(count, channels, outputs, groups, kc, v, k * v_plane, v_row, u, k * u_plane,
+                             products, k * m_plane, m_row)  # fmt: skip
+            continue
         for o in range(begin, stop, columns):
             prefetch_part(pixels, following, k * panels + o // columns, n * n * panels)
             prefetch_part(shortcut, here, k * panels + o // columns, n * n * panels)
@@ -167,11 +173,6 @@ def _convolve_group(
                 product_panel(count - tall, min(columns, stop - o), channels, kc, False,
                               v, k * v_plane + tall * v_row, v_row, 1, u, k * u_plane + o * channels, columns,
                               products, k * m_plane + tall * m_row + o, m_row)  # fmt: skip
-    for k in range(n * n if groups > 1 else 0):
-        prefetch_part(pixels, following, k, n * n)
-        prefetch_part(shortcut, here, k, n * n)
-        _multiply_groups(count, channels, outputs, groups, kc, v, k * v_plane, v_row, u, k * u_plane,
-                         products, k * m_plane, m_row)  # fmt: skip
     from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, shortcut, patch, begin, stop, y)
     if norms.sums.size:
         _add_up(y, first, count, patch, norms)

@@ -122,11 +122,13 @@ def _gradient_products(
     columns, row = panel_width(v), row_of(outputs)
     panels = (outputs + columns - 1) // columns
     pixels, gradients = x.reshape(-1), dy.reshape(-1)
-    for k in range(begin, end if groups > 1 else begin):
-        prefetch_part(pixels, x_next, k, planes)
-        prefetch_part(gradients, dy_next, k, planes)
-        _add_groups(channels, outputs, groups, count, kc, accumulate, v, k * v_plane, d, k * d_plane, du, k * du_plane)
-    for k in range(begin, end if groups == 1 else begin):
+    for k in range(begin, end):
+        if groups > 1:
+            prefetch_part(pixels, x_next, k, planes)
+            prefetch_part(gradients, dy_next, k, planes)
+            _add_groups(channels, outputs, groups, count, kc, accumulate, v, k * v_plane, d, k * d_plane,
+                        du, k * du_plane)  # fmt: skip
+            continue
         for o in range(0, outputs, columns):
             d_at = k * d_plane + o // d_block * v_tiles * d_block + o % d_block
             prefetch_part(pixels, x_next, k * panels + o // columns, planes * panels)

@@ -255,7 +255,7 @@ class Emitter:
 
     # -- tiles -------------------------------------------------------------------------------------------
 
-    def whole_vectors(self, width: Value, most: int, tile: Callable[[int], None]) -> None:
+    def fewest_vectors(self, width: Value, most: int, tile: Callable[[int], None]) -> None:
         """Write tile(vectors) for 1 to `most` vectors; the least number of vectors that hold `width` columns runs."""
         if most == 1:
             tile(1)
@@ -265,7 +265,7 @@ class Emitter:
             with all_of_them:
                 tile(most)
             with fewer:
-                self.whole_vectors(width, most - 1, tile)
+                self.fewest_vectors(width, most - 1, tile)
 
     def lowest(self, rows: Value, heights: Sequence[int], tile: Callable[[int], None]) -> None:
         """Write tile(height) for each of the heights, which fall; the least height of at least `rows` rows runs."""
@@ -285,13 +285,13 @@ class Emitter:
         in the time of one of 512 bits, so half a vector takes half the time.
         """
         if self.lanes * self.bytes <= SMALLEST_VECTOR:
-            self.whole_vectors(width, most, lambda vectors: tile(self, vectors))
+            self.fewest_vectors(width, most, lambda vectors: tile(self, vectors))
             return
         half = copy.copy(self)
         half._set_lanes(self.lanes // 2)
         with self.builder.if_else(self.builder.icmp_signed(">", width, self.integer(half.lanes))) as (more, few):
             with more:
-                self.whole_vectors(width, most, lambda vectors: tile(self, vectors))
+                self.fewest_vectors(width, most, lambda vectors: tile(self, vectors))
             with few:
                 tile(half, 1)
 

@@ -79,7 +79,7 @@ def _make_product_tile(side_by_side: bool) -> Any:
             finished = partial(with_bias_and_relu, e, totals, bias, biased, relu)
             e.write(e.when(finish, finished, totals), rows_of_c, width)
 
-        e.lowest(rows, HEIGHTS, lambda height: e.whole_vectors(width, 2, partial(tile, height)))
+        e.lowest(rows, HEIGHTS, lambda height: e.fewest_vectors(width, 2, partial(tile, height)))
 
     return product_tile
 

@@ -1,8 +1,7 @@
 """The micro-kernel: one small tile of a sum of products, kept in vector registers from beginning to end.
 
 Direct convolutions run on this loop. Matrix products and Winograd convolutions run on a simpler form in product.py.
-conv/channels.py, tall.py and short.py are variants. For a tile of c, `rows` x `width` numbers, the micro-kernel
-computes
+conv/channels.py, tall.py and short.py are variants. For `rows` x `width` numbers of c, the micro-kernel computes
 
     c[c_rows[i] + j]  =  sum over k of   a[a_rows[i] + a_offsets[k]]  *  b[k * b_step + j]
 
@@ -55,12 +54,18 @@ def panel_width(array: ndarray) -> int:
 
 
 @jit
+def whole_vectors(columns: int, array: ndarray) -> int:
+    """Return the number of columns, rounded up to whole vectors."""
+    return (columns + lanes(array) - 1) // lanes(array) * lanes(array)
+
+
+@jit
 def panels_of(columns: int, array: ndarray) -> int:
     """Return into how many panels to divide columns of a convolution. A panel has two vectors, the last up to three.
 
     A tile of one vector would load a number of `a` for each multiply-add, and reach two thirds of their rate.
     """
-    return max(1, (columns + lanes(array) - 1) // lanes(array) // 2)
+    return max(1, whole_vectors(columns, array) // panel_width(array))
 
 
 @jit
@@ -68,12 +73,6 @@ def columns_of(number: int, columns: int, array: ndarray) -> int:
     """Return the width of panel `number` of these columns (panels_of)."""
     first = number * panel_width(array)
     return columns - first if number + 1 == panels_of(columns, array) else panel_width(array)
-
-
-@jit
-def whole_vectors(columns: int, array: ndarray) -> int:
-    """Return the number of columns, rounded up to whole vectors."""
-    return (columns + lanes(array) - 1) // lanes(array) * lanes(array)
 
 
 def end_of_layer(
