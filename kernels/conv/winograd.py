@@ -27,7 +27,7 @@ from numpy import ndarray
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
 from minidl.kernels.matmul.amx import SHAPES, SIDE, begin_tiles, end_tiles, parts_size
 from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
-from minidl.kernels.matmul.product import product_panel
+from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
 from minidl.kernels.norm.blocks import BLOCK_ROWS, gradients_of_block, moments_of_block
 
@@ -113,14 +113,16 @@ def _multiply_groups(
     """Compute M[k] for `count` tiles: one product for each group of channels."""
     deep, wide, columns = channels // groups, outputs // groups, panel_width(v)
     for g in range(groups):
-        for o in range(0, wide, columns):
+        o = 0
+        while o < wide:
             left, right, to = v_at + g * deep, u_at + (g * round_up(wide, columns) + o) * deep, m_at + g * wide + o
-            width = min(columns, wide - o)
+            width = tile_columns(wide - o, v)
             if deep <= MOST_PRODUCTS and width <= lanes(v):
                 short_tile(count, deep, v, left, v_row, u, right, columns, products, to, m_row, width)
             else:
-                product_panel(count, width, deep, kc, False, v, left, v_row, 1, u, right, columns,
-                              products, to, m_row)  # fmt: skip
+                product_panel(count, width, deep, kc, False, v, left, v_row, 1, u, right, columns, columns * deep,
+                              products, to, m_row, u, right + width * deep)  # fmt: skip
+            o += width
 
 
 @apart_jit
@@ -151,28 +153,35 @@ def _convolve_group(
     if amx:
         begin_tiles(SHAPES)
         for k in range(n * n):
-            prefetch_part(pixels, following, k, n * n)
-            prefetch_part(shortcut, here, k, n * n)
+            prefetch_part(pixels, following, k, 1, n * n)
+            prefetch_part(shortcut, here, k, 1, n * n)
             multiply_plane(count, channels, v, k * v_plane, v_row, u, k * u_plane, begin, stop, m_row, patch)
         end_tiles(SHAPES)
         products, m_plane = v, v_plane
     for k in range(0 if amx else n * n):
         if groups > 1:
-            prefetch_part(pixels, following, k, n * n)
-            prefetch_part(shortcut, here, k, n * n)
+            prefetch_part(pixels, following, k, 1, n * n)
+            prefetch_part(shortcut, here, k, 1, n * n)
             _multiply_groups(count, channels, outputs, groups, kc, v, k * v_plane, v_row, u, k * u_plane,
                              products, k * m_plane, m_row)  # fmt: skip
             continue
-        for o in range(begin, stop, columns):
-            prefetch_part(pixels, following, k * panels + o // columns, n * n * panels)
-            prefetch_part(shortcut, here, k * panels + o // columns, n * n * panels)
+        o = begin
+        while o < stop:
+            width = tile_columns(stop - o, x)
+            last = o + width == stop  # then the next product begins with the next plane
+            soon = (k + 1) % (n * n) * u_plane + begin * channels if last else k * u_plane + (o + width) * channels
+            panel, some = k * panels + o // columns, (width + columns - 1) // columns
+            prefetch_part(pixels, following, panel, some, n * n * panels)
+            prefetch_part(shortcut, here, panel, some, n * n * panels)
             for t in range(0, tall, TALL_MR):
                 tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, k * u_plane, columns,
                           products, k * m_plane + t * m_row, m_row)  # fmt: skip
             if tall < count:
-                product_panel(count - tall, min(columns, stop - o), channels, kc, False,
+                product_panel(count - tall, width, channels, kc, False,
                               v, k * v_plane + tall * v_row, v_row, 1, u, k * u_plane + o * channels, columns,
-                              products, k * m_plane + tall * m_row + o, m_row)  # fmt: skip
+                              columns * channels, products, k * m_plane + tall * m_row + o, m_row,
+                              u, soon)  # fmt: skip
+            o += width
     from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, shortcut, patch, begin, stop, y)
     if norms.sums.size:
         _add_up(y, first, count, patch, norms)

@@ -15,7 +15,7 @@ from numpy import ndarray
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
 from minidl.kernels.matmul.amx import SIDE, SQUARE, parts_size
 from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
-from minidl.kernels.matmul.product import product_panel
+from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .choice import F4X4_5X5, Tiles, count_of, gradient_on_amx, tiles_of
@@ -43,6 +43,12 @@ def _block(channels: int, groups: int) -> int:
     With groups, a plane is a single block, since a group may begin anywhere.
     """
     return min(NR, row_of(channels)) if groups == 1 else row_of(channels)
+
+
+@jit
+def _column(channel: int, block: int, tiles: int) -> int:
+    """Return where the numbers of a channel begin in a plane of V or D with this block size (to_planes)."""
+    return channel // block * tiles * block + channel % block
 
 
 @jit
@@ -100,9 +106,13 @@ def _add_groups(
     inner, outer, columns = channels // groups, outputs // groups, panel_width(v)
     v_row, d_row = row_of(channels), row_of(outputs)
     for g in range(groups):
-        for o in range(0, outer, columns):
-            product_panel(inner, min(columns, outer - o), count, kc, accumulate, v, v_at + g * inner, 1, v_row,
-                          d, d_at + g * outer + o, d_row, du, du_at + g * outer + o, d_row)  # fmt: skip
+        o = 0
+        while o < outer:
+            width = tile_columns(outer - o, v)
+            product_panel(inner, width, count, kc, accumulate, v, v_at + g * inner, 1, v_row,
+                          d, d_at + g * outer + o, d_row, columns, du, du_at + g * outer + o, d_row, d,
+                          d_at + g * outer + o)  # fmt: skip
+            o += width
 
 
 @apart_jit
@@ -124,26 +134,36 @@ def _gradient_products(
     pixels, gradients = x.reshape(-1), dy.reshape(-1)
     for k in range(begin, end):
         if groups > 1:
-            prefetch_part(pixels, x_next, k, planes)
-            prefetch_part(gradients, dy_next, k, planes)
+            prefetch_part(pixels, x_next, k, 1, planes)
+            prefetch_part(gradients, dy_next, k, 1, planes)
             _add_groups(channels, outputs, groups, count, kc, accumulate, v, k * v_plane, d, k * d_plane,
                         du, k * du_plane)  # fmt: skip
             continue
-        for o in range(0, outputs, columns):
-            d_at = k * d_plane + o // d_block * v_tiles * d_block + o % d_block
-            prefetch_part(pixels, x_next, k * panels + o // columns, planes * panels)
-            prefetch_part(gradients, dy_next, k * panels + o // columns, planes * panels)
+        o = 0
+        while o < outputs:
+            d_at = k * d_plane + _column(o, d_block, v_tiles)
+            d_next = k * d_plane + _column(o + columns, d_block, v_tiles)
+            width = tile_columns(outputs - o, v)
+            panel, some_panels = k * panels + o // columns, (width + columns - 1) // columns
+            prefetch_part(pixels, x_next, panel, some_panels, planes * panels)
+            prefetch_part(gradients, dy_next, panel, some_panels, planes * panels)
             for first in range(0, channels, v_block):
                 v_at, du_at = k * v_plane + first * v_tiles, k * du_plane + first * row + o
                 some = min(v_block, channels - first)
+                soon = v_at + v_tiles * v_block + (v_plane if o > 0 else 0)  # the next block of V, or V[k + 1]
+                if first + some == channels:  # D follows V in memory
+                    later = o + width < outputs
+                    soon = planes * v_plane + k * d_plane + (_column(o + width, d_block, v_tiles) if later else d_plane)
                 tall = some // TALL_MR * TALL_MR if row == lanes(x) else 0
                 for c in range(0, tall, TALL_MR):
                     for t in range(0, count, kc):
                         tall_tile_side_by_side(min(kc, count - t), accumulate or t > 0,
                                                v, v_at + c + t * v_block, v_block, d, d_at + t * d_block, d_block,
                                                du, du_at + c * row, row)  # fmt: skip
-                product_panel(some - tall, min(columns, outputs - o), count, kc, accumulate,
-                              v, v_at + tall, 1, v_block, d, d_at, d_block, du, du_at + tall * row, row)  # fmt: skip
+                product_panel(some - tall, width, count, kc, accumulate, v, v_at + tall, 1, v_block,
+                              d, d_at, d_block, d_next - d_at, du, du_at + tall * row, row, v,
+                              soon)  # fmt: skip
+            o += width
 
 
 @apart_jit

@@ -3,9 +3,11 @@
 | name | size                                   | what it is                   | stays in                     |
 |------|----------------------------------------|------------------------------|------------------------------|
 | MR   | 12, 8 or 4 (6, 4 or 2 with 16          | rows of a tile of out        | registers, MR x NR sums      |
-|      | registers); convolutions: 8 (6), with  |                              |                              |
-|      | a tile of three vectors 8 (4)          |                              |                              |
-| NR   | 2 vectors: 32 float32 with AVX-512     | columns of a tile            | registers                    |
+|      | registers), 6 or 4 with two panels;    |                              |                              |
+|      | convolutions: 8 (6), with a tile of    |                              |                              |
+|      | three vectors 8 (4)                    |                              |                              |
+| NR   | 2 vectors: 32 float32 with AVX-512     | columns of a panel; a tile   | registers                    |
+|      |                                        | has one panel or two         |                              |
 | KC   | 256 at most; all blocks of a product   | depth of a block: summands   | L1: a panel of b (KC, NR)    |
 |      | have about equal depth                 |                              | and a strip of a (MR, KC)    |
 | MC   | MC * KC numbers fill half of L2        | rows of a block of a         | L2: a block of a (MC, KC)    |
@@ -30,6 +32,8 @@ MR = 8 if REGISTERS == 32 else 6  # for convolutions: their tile needs a registe
 WIDE_MR = 8 if REGISTERS == 32 else 4  # rows of a tile of three vectors, for convolutions
 PRODUCT_MR = 12 if REGISTERS == 32 else 6  # 2 * MR vectors of sums, 2 of b and 1 of a must fit into the registers
 HEIGHTS = PRODUCT_MR, PRODUCT_MR // 3 * 2, PRODUCT_MR // 3  # the last rows of a product have a lower tile
+PANELS = 2 if REGISTERS == 32 else 1  # a tile of a product has up to this many panels
+HEIGHTS_OF_TWO = 6, 4  # rows of a tile of two panels: 6 * 4 vectors of sums, 4 of b and 1 of a
 NR = 2 * LANES
 KC = 256
 MC_KC = L2 // 2 // 4
@@ -57,6 +61,17 @@ def few_panels(rows: int) -> int:
     Half of the registers hold sums. So a tile of 1 row has 16 vectors (8 with 16 registers), one of 4 rows has 4 (2).
     """
     return REGISTERS // 2 // rows // 2 if rows else 0
+
+
+@jit
+def tile_rows(rows: int, panels: int) -> int:
+    """Return the rows of the next tile of a product, if `rows` remain and the tile has this many panels.
+
+    Two tiles of 4 rows take less time than one of 6 and one with 1 or 2 rows.
+    """
+    if panels == 1:
+        return min(rows, PRODUCT_MR)
+    return HEIGHTS_OF_TWO[1] if 6 < rows <= 8 else min(rows, HEIGHTS_OF_TWO[0])
 
 
 @jit

@@ -1,12 +1,13 @@
 """Matrix products on the micro-kernel (product.py): packed panels of b, and tiles of the output divided among threads.
 
-The output is divided into panels of NR columns, and each panel into strips of PRODUCT_MR rows. A strip of a panel is a
-tile (blocks.py contains the sizes). Each thread computes an equal number of successive tiles, down one panel, then down
-the next. It copies what its tiles need into its own small buffers (pack.py): a block of a, as strips, and a panel of b.
-The tiles read these buffers as contiguous memory from the nearest caches. Some copies would cost more than they gain:
+The output is divided into pairs of panels of NR columns, and each pair into strips of PRODUCT_MR rows. A strip of a
+pair is one to three tiles (blocks.py contains the sizes; with 16 registers, a "pair" is a single panel). Each thread
+computes an equal number of successive strips, down one pair, then down the next. It copies what its tiles need into its
+own small buffers (pack.py): a block of a, as strips, and the panels of b. The tiles read these buffers as contiguous
+memory from the nearest caches. Some copies would cost more than they gain:
 
 - a is read in place if a thread computes few panels: each number of a copy would be used only a few times;
-- b is read in place if a thread computes few strips of a panel, unless b is transposed;
+- b is read in place if a thread computes few strips of a pair, unless b is transposed;
 - b need not be copied if an earlier call has packed it: the weights of a prediction (reference.py, `packed`).
 
 Two kinds of products have tiles in another order or of another form: those of short sums (_share_of_short_sums), and
@@ -29,21 +30,47 @@ from minidl.engine.team import thread_count
 
 from .amx import parts_size
 from .amx_product import amx_product, memory_of_thread, uses_amx
-from .blocks import LANES, LINE, MC_KC, MOST_FEW, NR, PRODUCT_MR, block_depth, block_rows, few_panels, few_rows
+from .blocks import (
+    LANES,
+    LINE,
+    MC_KC,
+    MOST_FEW,
+    NR,
+    PANELS,
+    PRODUCT_MR,
+    block_depth,
+    block_rows,
+    few_panels,
+    few_rows,
+    tile_rows,
+)
 from .few import few_tile
 from .operands import Left, Right
-from .pack import pack_columns, pack_rows, prefetch_rows
-from .product import product_tile, product_tile_side_by_side
+from .pack import pack_columns, pack_rows
+from .product import product_tile, product_tile_side_by_side, tile_columns
 from .reference import __all__ as __all__
 from .tile import lanes, panel_width
 
-B_IN_PLACE_STRIPS = 6  # for up to this many strips a panel of b is not copied, unless b is transposed
+B_IN_PLACE_STRIPS = 6  # for up to this many strips panels of b are not copied, unless b is transposed
+LINES = max(1, PANELS * NR * 4 // 64)  # cache lines of one row of a pair of panels
 PACK_A_PANELS = 4  # a thread with at least this many panels copies a, too
 SHORT_DEPTH = 64  # up to this depth, tiles are computed from left to right, not down a panel ...
 SHORT_PANELS = 2**15  # ... unless the panels of b have more numbers
 SERIAL_BELOW = 2**17  # for fewer multiplications, one thread is faster than two
 # One core reads a b of 1 MB in 16 us (measured: Zen 4). For a smaller one, a second core saves no time.
 FEW_SERIAL_BELOW = 2**18  # one thread computes `nn` of few rows if b has fewer numbers
+
+
+class Soon(NamedTuple):
+    """What the tiles of a pair of panels prefetch, to read it afterwards: tile number t prefetches the lines of
+
+    numbers[begin + t * tile + k * step]  for each product k of its sums, if t < LINES. Nothing, if step is 0.
+    """
+
+    numbers: ndarray
+    begin: int
+    tile: int
+    step: int
 
 
 class End(NamedTuple):
@@ -74,15 +101,15 @@ def _has_short_sums(rows: int, columns: int, depth: int) -> bool:
 
 @jit
 def _scratch_size(rows: int, columns: int, depth: int) -> int:
-    """Return the number of elements of a thread's scratch: a panel of b and, for many panels, a block of a."""
+    """Return the number of elements of a thread's scratch: panels of b and, for many panels, a block of a."""
     kc = block_depth(max(1, depth))
     mc = min(rows, MC_KC // kc + NR)
     if _has_short_sums(rows, columns, depth):
-        return max(_packed_size(depth), _panels_size(columns, depth)) + (PRODUCT_MR + 1) * (depth + LANES)
+        return max(PANELS * _packed_size(depth), _panels_size(columns, depth)) + (PRODUCT_MR + 1) * (depth + LANES)
     # LANES, not NR: a panel of float64 is half as wide, so PACK_A_PANELS panels have half as many columns.
     strips = (mc + PRODUCT_MR - 1) // PRODUCT_MR if columns > (PACK_A_PANELS - 1) * LANES else 1
     packed_a = strips * PRODUCT_MR * kc + LANES * (PRODUCT_MR + 1)
-    return _packed_size(depth) + (packed_a + LANES - 1) // LANES * LANES
+    return PANELS * _packed_size(depth) + (packed_a + LANES - 1) // LANES * LANES
 
 
 @jit
@@ -121,32 +148,38 @@ def _empty_sums(bias: ndarray, relu: bool, out: ndarray) -> None:
 @apart_jit
 def _panel(
     rows: int, wide: int, deep: int, accumulate: bool, a: Left, a_at: int, packed_a: bool, b: ndarray, b_at: int,
-    b_step: int, c: ndarray, c_at: int, c_row: int, end: End, column: int, soon: Right, soon_at: int, spare: ndarray,
+    b_step: int, b_panel: int, c: ndarray, c_at: int, c_row: int, end: End, column: int, soon: Soon, spare: ndarray,
 ) -> None:  # fmt: skip
     """Compute a column of tiles: c[c_at + i * c_row + j] for i < rows, j < wide, sums of `deep` products.
 
     packed_a: whether a consists of packed strips (_pack_strips). If `finish` in `end`, add its bias from `column` on,
-    and apply relu. Each tile prefetches its share of the panel `soon`, unless its step is 0. spare: memory for a strip.
+    and apply relu. spare: memory for a strip
     """
     strips, biased = (rows + PRODUCT_MR - 1) // PRODUCT_MR, wide if end.bias.size > 0 else 0
+    panels, t = 1 if wide <= panel_width(c) else 2, 0
     for strip in range(strips):
-        row = strip * PRODUCT_MR
-        height, to = min(PRODUCT_MR, rows - row), c_at + row * c_row
-        if soon.step > 0:
-            first, last = strip * deep // strips, (strip + 1) * deep // strips
-            prefetch_rows(soon.numbers, soon_at + first * soon.step, soon.step, last - first)
-        if a.row > 1:
-            product_tile(height, wide, deep, accumulate, a.numbers, a_at + row * a.row, a.row, b, b_at, b_step,
-                         c, to, c_row, end.finish, end.bias, column, biased, end.relu)  # fmt: skip
-            continue
-        numbers, at, step = a.numbers, a_at + row, a.step
+        top = strip * PRODUCT_MR
+        high = min(PRODUCT_MR, rows - top)
+        numbers, at, step = a.numbers, a_at + top, a.step
         if packed_a:
-            at = a_at + row * deep
-        elif at + (deep - 1) * step + PRODUCT_MR > numbers.size:  # the tile would read beyond a
-            _pack_strips(a, at, deep, height, spare)
+            at = a_at + top * deep
+        elif a.row == 1 and at + (deep - 1) * step + PRODUCT_MR > numbers.size:  # the tile would read beyond a
+            _pack_strips(a, at, deep, high, spare)
             numbers, at, step = spare, 0, PRODUCT_MR
-        product_tile_side_by_side(height, wide, deep, accumulate, numbers, at, step, b, b_at, b_step,
-                                  c, to, c_row, end.finish, end.bias, column, biased, end.relu)  # fmt: skip
+        i = 0
+        while i < high:
+            height, to = tile_rows(high - i, panels), c_at + (top + i) * c_row
+            soon_at, soon_step = (soon.begin + t * soon.tile, soon.step) if t < LINES else (soon.begin, 0)
+            if a.row > 1:
+                product_tile(height, wide, deep, accumulate, a.numbers, a_at + (top + i) * a.row, a.row,
+                             b, b_at, b_step, b_panel, c, to, c_row, end.finish, end.bias, column, biased, end.relu,
+                             soon.numbers, soon_at, soon_step)  # fmt: skip
+            else:
+                product_tile_side_by_side(height, wide, deep, accumulate, numbers, at + i, step,
+                                          b, b_at, b_step, b_panel, c, to, c_row, end.finish, end.bias, column, biased,
+                                          end.relu, soon.numbers, soon_at, soon_step)  # fmt: skip
+            i += height
+            t += 1
 
 
 @apart_jit
@@ -156,13 +189,15 @@ def _share(
     """Compute the tiles of one thread."""
     rows, columns = out.shape
     nr, kc, vector = panel_width(out), block_depth(depth), out.reshape(out.size)
-    strips, panels = (rows + PRODUCT_MR - 1) // PRODUCT_MR, (columns + nr - 1) // nr
-    first, last = part * strips * panels // parts, (part + 1) * strips * panels // parts
+    pair, line = PANELS * nr, 64 // out.itemsize
+    strips, pairs = (rows + PRODUCT_MR - 1) // PRODUCT_MR, (columns + pair - 1) // pair
+    first, last = part * strips * pairs // parts, (part + 1) * strips * pairs // parts
     block = min(strips, block_rows(kc, nr) // PRODUCT_MR)  # strips in a block of a
-    packed_b, strips_of_a = scratch, scratch[_packed_size(depth) :]
+    packed_b, strips_of_a = scratch, scratch[PANELS * _packed_size(depth) :]
     few_mr = few_rows(rows, not b.packed) if b.column == 1 else 0
     few = few_panels(few_mr)  # panels that few.py computes together
-    pack_a = not few and last - first >= PACK_A_PANELS * strips and not _has_short_sums(rows, columns, depth)
+    pack_a = not few and (last - first) * PANELS >= PACK_A_PANELS * strips
+    pack_a = pack_a and not _has_short_sums(rows, columns, depth)
     packed = Left(strips_of_a, 1, PRODUCT_MR)
     for top in range(0, strips, block):  # blocks of MC rows ...
         here = min(block * PRODUCT_MR, rows - top * PRODUCT_MR)
@@ -172,42 +207,48 @@ def _share(
                 _pack_strips(a, top * PRODUCT_MR * a.row + k * a.step, deep, here, strips_of_a)
             end = End(k + deep == depth and (relu or bias.size > 0), bias, relu)
             done = 0
-            for number in range(first // strips, (last + strips - 1) // strips):  # panels of NR columns
-                column, b_at = number * nr, k * b.step + number * b.panel
+            for number in range(first // strips * PANELS, (last + strips - 1) // strips * PANELS, PANELS):
+                column, b_at = number * nr, k * b.step + number * b.panel  # a pair: the panels `number`, `number` + 1
                 if number < done:
                     continue
-                if few and number + few <= last and (number + few) * nr <= columns:
+                if few and number + few <= last * PANELS and (number + few) * nr <= columns:
                     done = number + few
                     for row in range(0, rows, few_mr):
                         few_tile(min(few_mr, rows - row), deep, k > 0, a.numbers, row * a.row + k * a.step, a.row,
                                  a.step, b.numbers, b_at, b.step, b.panel, vector, row * columns + column, columns,
                                  end.finish, bias, column, few * nr if bias.size > 0 else 0, relu)  # fmt: skip
                     continue
-                # The panel's strips lo, ..., hi - 1 are in the block, and this thread computes them.
-                lo, hi = max(top, first - number * strips), min(top + block, strips, last - number * strips)
+                # The pair's strips lo, ..., hi - 1 are in the block, and this thread computes them.
+                before = number // PANELS * strips
+                lo, hi = max(top, first - before), min(top + block, strips, last - before)
                 if lo >= hi:
                     continue
-                wide, panel, panel_at, panel_step = min(nr, columns - column), packed_b, 0, nr
+                wide, panel, panel_at, panel_step = min(pair, columns - column), packed_b, 0, nr
+                last_panel, b_panel = (wide - 1) // nr, _packed_size(depth)
                 in_place = b.packed or (b.column == 1 and hi - lo <= B_IN_PLACE_STRIPS)
-                if in_place and b_at + (deep - 1) * b.step + nr <= b.numbers.size:
-                    panel, panel_at, panel_step = b.numbers, b_at, b.step
-                elif b.column == 1:
-                    pack_rows(b.numbers, b_at, b.step, deep, wide, packed_b, nr)
+                if in_place and b_at + last_panel * b.panel + (deep - 1) * b.step + nr <= b.numbers.size:
+                    panel, panel_at, panel_step, b_panel = b.numbers, b_at, b.step, b.panel
                 else:
-                    pack_columns(b.numbers, b_at, b.column, deep, wide, packed_b, nr)
-                # A transposed panel whose sums have one piece consists of nr whole rows of b, contiguous.
-                step = b.step if b.column == 1 else nr if deep == depth else 0
-                soon = Right(b.numbers, b.panel, step if number + 1 < panels and not b.packed else 0, b.column, False)
+                    for p in range(last_panel + 1):
+                        at, width, target = b_at + p * b.panel, min(nr, wide - p * nr), packed_b[p * b_panel :]
+                        if b.column == 1:
+                            pack_rows(b.numbers, at, b.step, deep, width, target, nr)
+                        else:
+                            pack_columns(b.numbers, at, b.column, deep, width, target, nr)
+                # Packed panels are contiguous, and so are transposed ones whose sums have one piece: whole rows of b.
+                next_pair, more = b_at + PANELS * b.panel, column + pair < columns
+                if b.column == 1 and not b.packed:
+                    soon = Soon(b.numbers, next_pair, line, b.step if more else 0)
+                else:
+                    soon = Soon(b.numbers, next_pair, deep * line, line if more and deep == depth else 0)
                 i = lo * PRODUCT_MR
                 c_at, high = i * columns + column, min(hi * PRODUCT_MR, rows) - i
                 if pack_a:
-                    _panel(high, wide, deep, k > 0, packed, (lo - top) * PRODUCT_MR * deep, True,
-                           panel, panel_at, panel_step, vector, c_at, columns, end, column, soon, b_at + b.panel,
-                           strips_of_a)  # fmt: skip
+                    _panel(high, wide, deep, k > 0, packed, (lo - top) * PRODUCT_MR * deep, True, panel, panel_at,
+                           panel_step, b_panel, vector, c_at, columns, end, column, soon, strips_of_a)  # fmt: skip
                 else:
-                    _panel(high, wide, deep, k > 0, a, i * a.row + k * a.step, False,
-                           panel, panel_at, panel_step, vector, c_at, columns, end, column, soon, b_at + b.panel,
-                           strips_of_a)  # fmt: skip
+                    _panel(high, wide, deep, k > 0, a, i * a.row + k * a.step, False, panel, panel_at,
+                           panel_step, b_panel, vector, c_at, columns, end, column, soon, strips_of_a)  # fmt: skip
 
 
 @apart_jit
@@ -222,18 +263,20 @@ def _share_of_short_sums(
     rows, columns = out.shape
     nr, vector = panel_width(out), out.reshape(out.size)
     strips, strip_of_a = (rows + PRODUCT_MR - 1) // PRODUCT_MR, scratch[_panels_size(columns, depth) :]
+    nothing = Soon(b.numbers, 0, 0, 0)
     for column in range(0, columns, nr):
         pack_rows(b.numbers, column, b.step, depth, min(nr, columns - column), scratch[column * depth :], nr)
     for strip in range(part * strips // parts, (part + 1) * strips // parts):
         row = strip * PRODUCT_MR
         height = min(PRODUCT_MR, rows - row)
         _pack_strips(a, row * a.row, depth, height, strip_of_a)
-        for column in range(0, columns, nr):
-            wide = min(nr, columns - column)
-            product_tile_side_by_side(height, wide, depth, False, strip_of_a, 0, PRODUCT_MR,
-                                      scratch, column * depth, nr, vector, row * columns + column, columns,
-                                      relu or bias.size > 0, bias, column, wide if bias.size > 0 else 0,
-                                      relu)  # fmt: skip
+        whole, end = Left(strip_of_a, 1, PRODUCT_MR), End(relu or bias.size > 0, bias, relu)
+        column = 0
+        while column < columns:
+            wide = tile_columns(columns - column, out)
+            _panel(height, wide, depth, False, whole, 0, True, scratch, column * depth, nr, nr * depth,
+                   vector, row * columns + column, columns, end, column, nothing, strip_of_a)  # fmt: skip
+            column += wide
 
 
 @apart_jit

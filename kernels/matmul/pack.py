@@ -22,8 +22,8 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit
 
-from .emitter import Emitter, Value, instructions, prefetch
-from .tile import lanes, panel_width
+from .emitter import Emitter, Value, instructions
+from .tile import lanes
 
 
 @instructions
@@ -87,11 +87,3 @@ def pack_columns(b: ndarray, at: int, column: int, depth: int, width: int, packe
                 for i in range(k, min(k + side, depth)):
                     for j in range(left, left + count):
                         packed[i * pitch + j] = b[at + i + j * column]
-
-
-@apart_jit
-def prefetch_rows(b: ndarray, at: int, step: int, rows: int) -> None:
-    """Begin to load rows of a panel into the second-level cache: b[at + i * step : ... + panel width] for i < rows."""
-    for i in range(rows):
-        for line in range(0, panel_width(b), 64 // b.itemsize):
-            prefetch(b, at + i * step + line)

@@ -1,15 +1,19 @@
-"""The micro-kernel for matrix products: a tile with up to 12 rows at equal distances, and a sum over k only.
+"""The micro-kernel for matrix products: a tile of rows at equal distances, and a sum over k only.
 
     c[c_at + i * c_row + j]  =  sum over k < depth of  a[a_at + i * a_row + k * a_step] * b[b_at + k * b_step + j]
 
-If `accumulate`, the sum is added to c. One of a_row and a_step is 1: `a` is either a matrix with contiguous rows or one
-whose rows lie side by side, as in a packed strip (pack.py). So the addresses of the rows for four successive k differ
-by constants, which an instruction can contain. That leaves registers for 24 sums and for the rows' addresses. For its
-24 multiply-adds the tile loads 14 times, and it branches once for four k: on an Intel Xeon, 95% of the multiply-add
-rate. A tile like that of tile.py, with 16 sums and a branch for each k, reached 84%.
+for j within the first panel of b; the second panel begins b_panel numbers after the first one. If `accumulate`, the sum
+is added to c. One of a_row and a_step is 1: `a` is either a matrix with contiguous rows or one whose rows lie side by
+side, as in a packed strip (pack.py).
 
-The last rows of a product have a lower tile: 8 or 4 rows. It may have missing rows. In a side-by-side `a`, they are any
-numbers in memory; their sums are computed, and overwritten (`Emitter.write`).
+A tile has 24 vectors of sums: 6 rows x 4 vectors or, if only one panel remains, 12 rows x 2 vectors. Both do 24
+multiply-adds for each k, in 12 cycles. The first loads 10 times in this time (4 vectors of b, 6 numbers of a), the
+second 14 times. Some CPUs load only one vector of 512 bits per cycle: there, the tile of 12 rows waits for its loads,
+and everything else that loads makes it slower, such as the address of a row that found no register. On an Intel Xeon
+(Ice Lake) the tile of 6 rows reaches 99% of the multiply-add rate, the tile of 12 rows 84 to 93%.
+
+The last rows of a product have a lower tile. It may have missing rows. In a side-by-side `a`, they are any numbers in
+memory; their sums are computed, and overwritten (`Emitter.write`).
 
 The code around the loop over k matters: a loop over 32 products takes only as long as the code before and after it. So
 there are no tables, and stores use masks only if a tile is not full. The bias and relu of a linear layer are applied
@@ -24,10 +28,24 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit
+from minidl.engine.jit import VECTOR_BYTES, apart_jit, jit
 
-from .blocks import HEIGHTS, PRODUCT_MR
+from .blocks import HEIGHTS, HEIGHTS_OF_TWO, PANELS, tile_rows
 from .emitter import Emitter, Sums, Value, instructions
+from .tile import lanes, panel_width
+
+MOST_VECTORS = 2 * PANELS
+
+
+@jit
+def tile_columns(columns: int, array: ndarray) -> int:
+    """Return the columns of the next tile of a product, if `columns` remain: two panels, or one, or what remains.
+
+    Five vectors are divided into 2 and 3: a tile of one vector would load a number of `a` for each multiply-add.
+    """
+    vectors = (columns + lanes(array) - 1) // lanes(array)
+    panels = 1 if vectors == 5 else PANELS
+    return min(columns, panels * panel_width(array))
 
 
 def with_bias_and_relu(e: Emitter, totals: Sums, bias: Value, biased: Value, relu: Value) -> Sums:
@@ -50,36 +68,49 @@ def _make_product_tile(side_by_side: bool) -> Any:
     @instructions
     def product_tile(
         e: Emitter, rows: Value, width: Value, depth: Value, accumulate: Value, a: Value, a_at: Value, a_step: Value,
-        b: Value, b_at: Value, b_step: Value, c: Value, c_at: Value, c_row: Value,
+        b: Value, b_at: Value, b_step: Value, b_panel: Value, c: Value, c_at: Value, c_row: Value,
         finish: Value, bias: Value, bias_at: Value, biased: Value, relu: Value,
+        soon: Value, soon_at: Value, soon_step: Value,
     ) -> None:  # fmt: skip
-        """Compute the tile above. If `finish`, add bias to the first `biased` columns and, if `relu`, apply relu."""
-        a, b, c, bias = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(bias, bias_at)
+        """Compute the tile above, of at most tile_rows(rows, panels) rows and MOST_VECTORS vectors of columns.
+
+        If `finish`, add bias to the first `biased` columns and, if `relu`, apply relu. For each k, the widest tile
+        requests the line of soon[soon_at + k * soon_step] into the second-level cache.
+        """
+        a, b, c, bias, soon = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(bias, bias_at), e.at(soon, soon_at)
         step_of_k = a_step if side_by_side else e.integer(1)
 
-        def tile(height: int, vectors: int) -> None:
+        def tile(vectors: int, height: int) -> None:
             numbers = e.row_numbers(rows, height)
             rows_of_c = [e.at(c, e.times(i, c_row)) for i in numbers]
             rows_of_a = [] if side_by_side else [e.in_register(e.at(a, e.times(i, a_step))) for i in numbers]
+            panels = [(b, min(vectors, 2)), (e.in_register(e.at(b, b_panel)), vectors - 2)][: (vectors + 1) // 2]
             with e.builder.if_then(accumulate):
                 for row in rows_of_c:
                     for v in range(vectors):
                         e.prefetch(row, v * e.lanes, write=False)
 
-            def add_product(sums: Sums, a_k: Value, b_k: Value) -> Sums:
+            def add_product(sums: Sums, _: Value, a_k: Value, b_k: Value, soon_k: Value) -> Sums:
+                if vectors == MOST_VECTORS:
+                    e.prefetch(soon, soon_k)
                 if side_by_side:
                     start = e.at(a, a_k)
                     pointers = [e.at(start, i) for i in range(height)]
                 else:
                     pointers = [e.at(row, a_k) for row in rows_of_a]
-                return e.rank_one(sums, pointers, e.columns(e.at(b, b_k), vectors))
+                columns = [column for panel, count in panels for column in e.columns(e.at(panel, b_k), count)]
+                return e.rank_one(sums, pointers, columns)
 
-            sums = e.unrolled(depth, [(0, step_of_k), (0, b_step)], e.zeros(height, vectors), add_product)
+            counters = [(0, step_of_k), (0, b_step), (0, soon_step)]
+            sums = e.loop(depth, counters, e.zeros(height, vectors), add_product)
             totals = e.plus(sums, accumulate, rows_of_c, width)
             finished = partial(with_bias_and_relu, e, totals, bias, biased, relu)
             e.write(e.when(finish, finished, totals), rows_of_c, width)
 
-        e.lowest(rows, HEIGHTS, lambda height: e.fewest_vectors(width, 2, partial(tile, height)))
+        def heights(vectors: int) -> None:
+            e.lowest(rows, HEIGHTS if vectors <= 2 else HEIGHTS_OF_TWO, partial(tile, vectors))
+
+        e.fewest_vectors(width, MOST_VECTORS, heights)
 
     return product_tile
 
@@ -90,21 +121,27 @@ product_tile, product_tile_side_by_side = _make_product_tile(False), _make_produ
 @apart_jit
 def product_panel(
     rows: int, width: int, depth: int, kc: int, accumulate: bool, a: ndarray, a_at: int, a_row: int, a_step: int,
-    b: ndarray, b_at: int, b_step: int, c: ndarray, c_at: int, c_row: int,
+    b: ndarray, b_at: int, b_step: int, b_panel: int, c: ndarray, c_at: int, c_row: int, soon: ndarray, soon_at: int,
 ) -> None:  # fmt: skip
-    """Compute a column of tiles: any number of rows, up to panel_width(a) columns; a, b, c are vectors (one axis).
+    """Compute a column of tiles: any number of rows, and tile_columns(width) = width columns; a, b, c are vectors.
 
     a_row, a_step: the distances between rows and between successive k, one of which is 1
     kc: the number of products that are summed in one go; adding such sums has a smaller error than one long sum
+    soon, soon_at: where numbers begin that will be read next. They are prefetched, a line for each k of each tile.
     """
-    for i in range(0, rows, PRODUCT_MR):
-        height, to = min(PRODUCT_MR, rows - i), c_at + i * c_row
-        for k in range(0, depth, kc):
+    panels, line, later = 1 if width <= panel_width(b) else 2, lanes(b) * (64 // VECTOR_BYTES), soon_at
+    i = 0
+    while i < rows:  # not a loop over a range with a step: a division for each tile would take as long as five products
+        height, to, k = tile_rows(rows - i, panels), c_at + i * c_row, 0
+        while k < depth:
             deep, adds = min(kc, depth - k), accumulate or k > 0
             if a_step == 1:
                 product_tile(height, width, deep, adds, a, a_at + i * a_row + k, a_row, b, b_at + k * b_step, b_step,
-                             c, to, c_row, False, b, 0, 0, False)  # fmt: skip
+                             b_panel, c, to, c_row, False, b, 0, 0, False, soon, later, line)  # fmt: skip
             else:
                 product_tile_side_by_side(height, width, deep, adds, a, a_at + i + k * a_step, a_step,
-                                          b, b_at + k * b_step, b_step, c, to, c_row, False, b, 0, 0,
-                                          False)  # fmt: skip
+                                          b, b_at + k * b_step, b_step, b_panel, c, to, c_row, False, b, 0, 0,
+                                          False, soon, later, line)  # fmt: skip
+            later += deep * line
+            k += deep
+        i += height
