@@ -6,8 +6,8 @@ computes an equal number of successive strips, down one pair, then down the next
 own small buffers (pack.py): a block of a, as strips, and the panels of b. The tiles read these buffers as contiguous
 memory from the nearest caches. Some copies would cost more than they gain:
 
-- a is read in place if a thread computes few panels: each number of a copy would be used only a few times;
-- b is read in place if a thread computes few strips of a pair, unless b is transposed;
+- a is read in place unless it is transposed and a thread computes many panels: a tile reads only 6 rows at a time;
+- b is read in place if a thread computes a single strip of a pair, unless b is transposed;
 - b need not be copied if an earlier call has packed it: the weights of a prediction (reference.py, `packed`).
 
 Two kinds of products have tiles in another order or of another form: those of short sums (_share_of_short_sums), and
@@ -51,9 +51,9 @@ from .product import product_tile, product_tile_side_by_side, tile_columns
 from .reference import __all__ as __all__
 from .tile import lanes, panel_width
 
-B_IN_PLACE_STRIPS = 6  # for up to this many strips panels of b are not copied, unless b is transposed
+B_IN_PLACE_STRIPS = 1  # for up to this many strips panels of b are not copied, unless b is transposed
 LINES = max(1, PANELS * NR * 4 // 64)  # cache lines of one row of a pair of panels
-PACK_A_PANELS = 4  # a thread with at least this many panels copies a, too
+PACK_A_PANELS = 4  # a thread with at least this many panels copies a, too, if a is transposed
 SHORT_DEPTH = 64  # up to this depth, tiles are computed from left to right, not down a panel ...
 SHORT_PANELS = 2**15  # ... unless the panels of b have more numbers
 SERIAL_BELOW = 2**17  # for fewer multiplications, one thread is faster than two
@@ -196,7 +196,7 @@ def _share(
     packed_b, strips_of_a = scratch, scratch[PANELS * _packed_size(depth) :]
     few_mr = few_rows(rows, not b.packed) if b.column == 1 else 0
     few = few_panels(few_mr)  # panels that few.py computes together
-    pack_a = not few and (last - first) * PANELS >= PACK_A_PANELS * strips
+    pack_a = a.row == 1 and not few and (last - first) * PANELS >= PACK_A_PANELS * strips
     pack_a = pack_a and not _has_short_sums(rows, columns, depth)
     packed = Left(strips_of_a, 1, PRODUCT_MR)
     for top in range(0, strips, block):  # blocks of MC rows ...
@@ -263,19 +263,29 @@ def _share_of_short_sums(
     rows, columns = out.shape
     nr, vector = panel_width(out), out.reshape(out.size)
     strips, strip_of_a = (rows + PRODUCT_MR - 1) // PRODUCT_MR, scratch[_panels_size(columns, depth) :]
-    nothing = Soon(b.numbers, 0, 0, 0)
+    finish = relu or bias.size > 0
     for column in range(0, columns, nr):
         pack_rows(b.numbers, column, b.step, depth, min(nr, columns - column), scratch[column * depth :], nr)
     for strip in range(part * strips // parts, (part + 1) * strips // parts):
         row = strip * PRODUCT_MR
         height = min(PRODUCT_MR, rows - row)
-        _pack_strips(a, row * a.row, depth, height, strip_of_a)
-        whole, end = Left(strip_of_a, 1, PRODUCT_MR), End(relu or bias.size > 0, bias, relu)
+        if a.row == 1:
+            _pack_strips(a, row, depth, height, strip_of_a)
         column = 0
         while column < columns:
-            wide = tile_columns(columns - column, out)
-            _panel(height, wide, depth, False, whole, 0, True, scratch, column * depth, nr, nr * depth,
-                   vector, row * columns + column, columns, end, column, nothing, strip_of_a)  # fmt: skip
+            wide, i = tile_columns(columns - column, out), 0
+            panels, biased = 1 if wide <= nr else 2, wide if bias.size > 0 else 0
+            while i < height:
+                high, to = tile_rows(height - i, panels), (row + i) * columns + column
+                if a.row == 1:
+                    product_tile_side_by_side(high, wide, depth, False, strip_of_a, i, PRODUCT_MR,
+                                              scratch, column * depth, nr, nr * depth, vector, to, columns,
+                                              finish, bias, column, biased, relu, scratch, 0, 0)  # fmt: skip
+                else:
+                    product_tile(high, wide, depth, False, a.numbers, (row + i) * a.row, a.row,
+                                 scratch, column * depth, nr, nr * depth, vector, to, columns,
+                                 finish, bias, column, biased, relu, scratch, 0, 0)  # fmt: skip
+                i += high
             column += wide
 
 
