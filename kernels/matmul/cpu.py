@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import HAS_AMX, apart_jit, jit, parallel_jit, prange, threads
+from minidl.engine.jit import HAS_AMX, VECTOR_BYTES, apart_jit, jit, parallel_jit, prange, threads
 from minidl.engine.team import thread_count
 
 from .amx import parts_size
@@ -52,25 +52,12 @@ from .reference import __all__ as __all__
 from .tile import lanes, panel_width
 
 B_IN_PLACE_STRIPS = 1  # for up to this many strips panels of b are not copied, unless b is transposed
-LINES = max(1, PANELS * NR * 4 // 64)  # cache lines of one row of a pair of panels
 PACK_A_PANELS = 4  # a thread with at least this many panels copies a, too, if a is transposed
 SHORT_DEPTH = 64  # up to this depth, tiles are computed from left to right, not down a panel ...
 SHORT_PANELS = 2**15  # ... unless the panels of b have more numbers
 SERIAL_BELOW = 2**17  # for fewer multiplications, one thread is faster than two
 # One core reads a b of 1 MB in 16 us (measured: Zen 4). For a smaller one, a second core saves no time.
 FEW_SERIAL_BELOW = 2**18  # one thread computes `nn` of few rows if b has fewer numbers
-
-
-class Soon(NamedTuple):
-    """What the tiles of a pair of panels prefetch, to read it afterwards: tile number t prefetches the lines of
-
-    numbers[begin + t * tile + k * step]  for each product k of its sums, if t < LINES. Nothing, if step is 0.
-    """
-
-    numbers: ndarray
-    begin: int
-    tile: int
-    step: int
 
 
 class End(NamedTuple):
@@ -148,15 +135,16 @@ def _empty_sums(bias: ndarray, relu: bool, out: ndarray) -> None:
 @apart_jit
 def _panel(
     rows: int, wide: int, deep: int, accumulate: bool, a: Left, a_at: int, packed_a: bool, b: ndarray, b_at: int,
-    b_step: int, b_panel: int, c: ndarray, c_at: int, c_row: int, end: End, column: int, soon: Soon, spare: ndarray,
+    b_step: int, b_panel: int, c: ndarray, c_at: int, c_row: int, end: End, column: int, soon: ndarray, soon_at: int,
+    soon_step: int, spare: ndarray,
 ) -> None:  # fmt: skip
     """Compute a column of tiles: c[c_at + i * c_row + j] for i < rows, j < wide, sums of `deep` products.
 
     packed_a: whether a consists of packed strips (_pack_strips). If `finish` in `end`, add its bias from `column` on,
-    and apply relu. spare: memory for a strip
+    and apply relu. The tiles prefetch every soon_step-th number of `soon`, from soon_at on. spare: memory for a strip
     """
     strips, biased = (rows + PRODUCT_MR - 1) // PRODUCT_MR, wide if end.bias.size > 0 else 0
-    panels, t = 1 if wide <= panel_width(c) else 2, 0
+    panels = 1 if wide <= panel_width(c) else 2
     for strip in range(strips):
         top = strip * PRODUCT_MR
         high = min(PRODUCT_MR, rows - top)
@@ -169,17 +157,15 @@ def _panel(
         i = 0
         while i < high:
             height, to = tile_rows(high - i, panels), c_at + (top + i) * c_row
-            soon_at, soon_step = (soon.begin + t * soon.tile, soon.step) if t < LINES else (soon.begin, 0)
             if a.row > 1:
                 product_tile(height, wide, deep, accumulate, a.numbers, a_at + (top + i) * a.row, a.row,
                              b, b_at, b_step, b_panel, c, to, c_row, end.finish, end.bias, column, biased, end.relu,
-                             soon.numbers, soon_at, soon_step)  # fmt: skip
+                             soon, soon_at, soon_step)  # fmt: skip
             else:
                 product_tile_side_by_side(height, wide, deep, accumulate, numbers, at + i, step,
                                           b, b_at, b_step, b_panel, c, to, c_row, end.finish, end.bias, column, biased,
-                                          end.relu, soon.numbers, soon_at, soon_step)  # fmt: skip
-            i += height
-            t += 1
+                                          end.relu, soon, soon_at, soon_step)  # fmt: skip
+            i, soon_at = i + height, soon_at + deep * soon_step
 
 
 @apart_jit
@@ -189,7 +175,7 @@ def _share(
     """Compute the tiles of one thread."""
     rows, columns = out.shape
     nr, kc, vector = panel_width(out), block_depth(depth), out.reshape(out.size)
-    pair, line = PANELS * nr, 64 // out.itemsize
+    pair, line = PANELS * nr, lanes(out) * (64 // VECTOR_BYTES)
     strips, pairs = (rows + PRODUCT_MR - 1) // PRODUCT_MR, (columns + pair - 1) // pair
     first, last = part * strips * pairs // parts, (part + 1) * strips * pairs // parts
     block = min(strips, block_rows(kc, nr) // PRODUCT_MR)  # strips in a block of a
@@ -236,19 +222,19 @@ def _share(
                         else:
                             pack_columns(b.numbers, at, b.column, deep, width, target, nr)
                 # Packed panels are contiguous, and so are transposed ones whose sums have one piece: whole rows of b.
-                next_pair, more = b_at + PANELS * b.panel, column + pair < columns
-                if b.column == 1 and not b.packed:
-                    soon = Soon(b.numbers, next_pair, line, b.step if more else 0)
-                else:
-                    soon = Soon(b.numbers, next_pair, deep * line, line if more and deep == depth else 0)
+                # To prefetch other panels, whose rows are far apart, made no product faster.
+                contiguous = (b.packed or b.column > 1) and deep == depth
+                soon_at, soon_step = b_at + PANELS * b.panel, line if contiguous else 0
                 i = lo * PRODUCT_MR
                 c_at, high = i * columns + column, min(hi * PRODUCT_MR, rows) - i
                 if pack_a:
                     _panel(high, wide, deep, k > 0, packed, (lo - top) * PRODUCT_MR * deep, True, panel, panel_at,
-                           panel_step, b_panel, vector, c_at, columns, end, column, soon, strips_of_a)  # fmt: skip
+                           panel_step, b_panel, vector, c_at, columns, end, column, b.numbers, soon_at, soon_step,
+                           strips_of_a)  # fmt: skip
                 else:
                     _panel(high, wide, deep, k > 0, a, i * a.row + k * a.step, False, panel, panel_at,
-                           panel_step, b_panel, vector, c_at, columns, end, column, soon, strips_of_a)  # fmt: skip
+                           panel_step, b_panel, vector, c_at, columns, end, column, b.numbers, soon_at, soon_step,
+                           strips_of_a)  # fmt: skip
 
 
 @apart_jit
