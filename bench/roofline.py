@@ -17,14 +17,14 @@ An example that one can check by hand: the second layer of the MLP, out (128, 51
 vectors (on AMX, with MINIDL_ISA=avx512).
 
     multiply-adds   128 * 512 * 512                                    33.6 million
-    L1              11 strips of 12 rows x 16 panels of 32 columns = 176 tiles; for each of 512 products a tile loads
-                    32 numbers of b and 12 of a: 176 * 512 * 44 * 4 bytes            = 15.9 MB
-    L2              a panel of b, 256 * 32 * 4 = 32 KiB, and a strip of a, 256 * 12 * 4 = 12 KiB, fit into an L1 of 48
-                    KiB. Each panel reads a from L2: 16 * 128 * 512 * 4              = 4.2 MB, and packing
+    L1              22 x 8 = 176 tiles of 6 rows and 64 columns; for each of 512 products a tile loads 64 numbers of b
+                    and 6 of a: 176 * 512 * 70 * 4 bytes                             = 25.2 MB
+    L2              two panels of b, 256 * 64 * 4 = 64 KiB, do not fit into an L1 of 48 KiB. So all tiles read b from
+                    L2, and each pair of panels reads a: (22 * 512 * 512 + 8 * 128 * 512) * 4 = 25.2 MB, and packing
     memory          at most a, b and out: (128 * 512 + 512 * 512 + 128 * 512) * 4    = 1.6 MB
 
 Two cores that make 60 billion multiply-adds per second need 0.56 ms for the first line. If they read 200 GB/s from L2,
-the third line needs 0.02 ms: the arithmetic is the limit. With 8 rows instead of 128, both lines shrink to a 16th, but
+the third line needs 0.13 ms: the arithmetic is the limit. With 8 rows instead of 128, these lines shrink to a 11th, but
 b has still 1 MB. From a memory of 20 GB/s it takes 0.05 ms, longer than the multiply-adds, 0.035 ms. So products of few
 rows wait for memory. The ratio that decides is the intensity: here 33.6 / 1.6 = 21 multiply-adds per byte, against
 60 / 20 = 3 that the machine can do while a byte arrives. ReLU has 0: a kernel without products waits for memory or, if

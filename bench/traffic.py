@@ -27,7 +27,7 @@ from minidl.kernels.conv.reference import output_size
 from minidl.kernels.conv.short import MOST_PRODUCTS
 from minidl.kernels.matmul.amx import SIDE
 from minidl.kernels.matmul.amx_product import WIDE, block_of_strips, depth_of_piece, depth_of_strips, uses_amx
-from minidl.kernels.matmul.blocks import LANES, MR, NR, PRODUCT_MR, block_depth, block_rows
+from minidl.kernels.matmul.blocks import HEIGHTS_OF_TWO, LANES, MR, NR, PANELS, PRODUCT_MR, block_depth, block_rows
 from minidl.kernels.matmul.cpu import B_IN_PLACE_STRIPS, PACK_A_PANELS
 from minidl.kernels.matmul.tile import panels_of
 from minidl.program.dependence import FIRST_WRITTEN
@@ -136,7 +136,7 @@ def work(name: str, arguments: Mapping[str, Any], distances: Mapping[str, float]
         if amx:
             more = product_on_amx(rows, columns, depth, threads, "packed" in arrays)
         else:
-            more = product(rows, columns, depth, threads, name == "matmul.nt", "packed" in arrays)
+            more = product(rows, columns, depth, threads, name.removeprefix("matmul."), "packed" in arrays)
         return Work(float(rows * columns * depth), streams + more, amx)
     if op.startswith("conv") and "batch_norm" not in kernel:
         inside = _convolution(kernel, shapes, arguments, threads)
@@ -148,30 +148,36 @@ def _up(x: float, step: int) -> int:
     return math.ceil(x / step)
 
 
+def tile_of(columns: int) -> tuple[int, int]:
+    """Return the rows and columns of a tile of kernels/matmul/product.py, for an output with this many columns."""
+    return (HEIGHTS_OF_TWO[0], PANELS * NR) if PANELS == 2 and columns > NR else (PRODUCT_MR, NR)
+
+
 def product(
-    rows: int, columns: int, depth: int, threads: int, transposed: bool = False, packed: bool = False
+    rows: int, columns: int, depth: int, threads: int, form: str = "nn", packed: bool = False
 ) -> list[Stream]:
     """Return what kernels/matmul/cpu.py moves between caches for out (rows, columns), sums of `depth` products.
 
-    transposed: whether the second matrix is; packed: whether an earlier call has packed it.
+    form: nn, nt or tn; packed: whether an earlier call has packed the second matrix.
     """
-    kc = block_depth.py_func(depth)
+    kc, (high, wide) = block_depth.py_func(depth), tile_of(columns)
     mc = min(rows, block_rows.py_func(kc, NR))
-    panels, strips, blocks = _up(columns, NR), _up(rows, PRODUCT_MR), _up(rows, mc)
-    panel, strip, block = FLOAT * kc * NR, FLOAT * kc * PRODUCT_MR, FLOAT * mc * kc
+    panels, pairs, tiles, blocks = _up(columns, NR), _up(columns, wide), _up(rows, high), _up(rows, mc)
+    pair, strip, block = FLOAT * kc * wide, FLOAT * kc * high, FLOAT * mc * kc
     b, out = FLOAT * columns * depth, FLOAT * rows * columns
     again = _up(depth, kc) - 1  # how often the sums are read and written again
-    if packed or (strips <= B_IN_PLACE_STRIPS and not transposed):  # each strip reads b where it is
+    if packed or (_up(rows, PRODUCT_MR) <= B_IN_PLACE_STRIPS and form != "nt"):  # each tile reads b where it is
         return [
-            Stream(FLOAT * (strips - 1) * panels * NR * depth, 0, panel + strip),
-            Stream(FLOAT * panels * rows * depth, 0, block + panel),
+            Stream(FLOAT * (tiles - 1) * panels * NR * depth, 0, pair + strip),
+            Stream(FLOAT * pairs * rows * depth, 0, block + pair),
             Stream(out * again, out * again, block),
         ]
+    packs_a = form == "tn" and panels >= PACK_A_PANELS * threads
     return [
-        Stream(FLOAT * strips * panels * NR * depth, 0, panel + strip),  # each strip of a reads the panel of b
-        Stream(FLOAT * panels * rows * depth, 0, block + panel),  # each panel of b reads the block of a
+        Stream(FLOAT * tiles * panels * NR * depth, 0, pair + strip),  # each tile reads the panels of b
+        Stream(FLOAT * pairs * rows * depth, 0, block + pair),  # each pair of panels reads the block of a
         Stream(b * (blocks - 1), b * blocks, block + FLOAT * kc * columns / threads),  # b is packed for each block
-        Stream(0, FLOAT * rows * depth * threads * (panels >= PACK_A_PANELS * threads), block),  # each thread packs a
+        Stream(0, FLOAT * rows * depth * threads * packs_a, block),  # each thread packs a
         Stream(out * again, out * again, block + FLOAT * (kc + mc) * columns / threads),
     ]
 
@@ -270,7 +276,7 @@ def _winograd(
     channels, outputs, square = source[3], target[3], n * n
     tiles = choice.count_of.py_func(source[0], choice.tiles_of.py_func(m, *target[1:3], dilation))
     group = planes.group_of.py_func(square, channels, outputs, apart, tiles)
-    groups, panels = _up(tiles, group), _up(outputs // apart, NR)
+    groups, panels, (high, wide) = _up(tiles, group), _up(outputs // apart, NR), tile_of(outputs // apart)
     numbers = tiles * channels, channels * outputs // apart, tiles * outputs
     v, u, products = (FLOAT * square * size for size in numbers)
     near = FLOAT * square * group * (channels + outputs)  # V and M of a group
@@ -290,10 +296,9 @@ def _winograd(
             halo,
         ], True)  # fmt: skip
     return Work(multiply_adds, [
-        Stream(v * panels, v, near),
+        Stream(v * _up(outputs // apart, wide), v, near),
         Stream(products, products, near),
-        Stream(0 if short else panel * groups * (_up(group, PRODUCT_MR) - 1), 0,
-               FLOAT * channels // apart * (NR + PRODUCT_MR)),
+        Stream(0 if short else panel * groups * (_up(group, high) - 1), 0, FLOAT * channels // apart * (wide + high)),
         Stream(u * groups, u, near + u),
         halo,
     ])  # fmt: skip
@@ -308,14 +313,15 @@ def _winograd_weight(
     tiles = choice.count_of.py_func(source[0], choice.tiles_of.py_func(m, *target[1:3], dilation))
     parts, group = winograd_gradient.gradient_sizes.py_func(form, channels, outputs, apart, tiles, dilation)[:2]
     groups, panels = parts * _up(_up(tiles, parts), group), _up(outputs // apart, NR)
+    high, wide = tile_of(outputs // apart)
     v, du, d = (FLOAT * square * size for size in (tiles * channels, channels * outputs // apart, tiles * outputs))
     near = FLOAT * square * group * (channels + outputs)
     panels_of_d = FLOAT * square * apart * panels * NR * tiles  # a strip of V^T, of each group, reads this much of D
-    again, amx = _up(channels // apart, PRODUCT_MR) - 1, choice.gradient_on_amx.py_func(channels, outputs, apart, tiles)
+    again, amx = _up(channels // apart, high) - 1, choice.gradient_on_amx.py_func(channels, outputs, apart, tiles)
     products = [
-        Stream(v * panels, v, near),
+        Stream(v * _up(outputs // apart, wide), v, near),
         Stream(d, d, near),
-        Stream(panels_of_d * again, 0, FLOAT * group * (NR + PRODUCT_MR)),
+        Stream(panels_of_d * again, 0, FLOAT * group * (wide + high)),
     ]
     if amx:  # V and D are read once, and split
         strips = PARTS * group * channels

@@ -25,9 +25,10 @@ KIB = 1024
 
 @pytest.fixture(autouse=True)
 def avx512(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 8 or 12 x 32 numbers, as with AVX-512: the figures below do not depend on the machine."""
+    """Tiles of 8 or 12 x 32 and 6 x 64 numbers, as with AVX-512: the figures do not depend on the machine."""
     monkeypatch.setattr(traffic, "MR", 8)
     monkeypatch.setattr(traffic, "PRODUCT_MR", 12)
+    monkeypatch.setattr(traffic, "PANELS", 2)
     monkeypatch.setattr(traffic, "NR", 32)
     monkeypatch.setattr(blocks, "MC_KC", 2**17)
 
@@ -88,11 +89,11 @@ def test_a_product() -> None:
     given = arrays(a=(128, 512), b=(512, 512), bias=(512,), packed=(0,), scratch=(99,), out=(128, 512))
     work = traffic.work("matmul.nn", given, far(given), 1)
     assert work.multiply_adds == 128 * 512 * 512
-    # 11 strips x 16 panels; two blocks of 256 products, so the output is read and written twice
-    panels, strips, out = 11 * 16 * 512 * 32 * 4, 16 * 128 * 512 * 4, 128 * 512 * 4
-    assert work.beyond(32 * KIB)[0] - work.beyond(1 << 30)[0] == panels + strips + out
-    assert work.beyond(32 * KIB)[1] - work.beyond(1 << 30)[1] == (512 * 512 + 128 * 512) * 4 + out  # b and a are packed
-    assert work.beyond(80 * KIB)[0] - work.beyond(1 << 30)[0] == strips + out  # 32 KiB of b and 12 KiB of a fit
+    # 22 x 8 tiles; two blocks of 256 products, so the output is read and written twice
+    panels, strips, out = 22 * 8 * 512 * 64 * 4, 8 * 128 * 512 * 4, 128 * 512 * 4
+    assert work.beyond(48 * KIB)[0] - work.beyond(1 << 30)[0] == panels + strips + out
+    assert work.beyond(48 * KIB)[1] - work.beyond(1 << 30)[1] == 512 * 512 * 4 + out  # b is packed
+    assert work.beyond(80 * KIB)[0] - work.beyond(1 << 30)[0] == strips + out  # 64 KiB of b and 6 KiB of a fit
     assert work.beyond(1 << 30) == ((128 * 512 + 512 * 512 + 512) * 4, 128 * 512 * 4)
 
 
@@ -101,8 +102,8 @@ def test_a_product_of_one_row_reads_the_weights_once() -> None:
     work = traffic.work("matmul.nn", given, {**far(given), "b": 3e6}, 1)
     assert work.beyond(1 << 20) == ((784 + 784 * 512 + 512) * 4, 512 * 4)
     assert work.beyond(4 << 20)[0] == (784 + 512) * 4
-    # 16 panels of b read a; four blocks of 196 products, so the output is read again three times
-    assert work.beyond(-1)[0] == work.beyond(1 << 20)[0] + 16 * 784 * 4 + 3 * 512 * 4
+    # 8 pairs of panels read a; four blocks of 196 products, so the output is read again three times
+    assert work.beyond(-1)[0] == work.beyond(1 << 20)[0] + 8 * 784 * 4 + 3 * 512 * 4
 
 
 def test_threads_read_a_each_and_share_b() -> None:
@@ -110,6 +111,11 @@ def test_threads_read_a_each_and_share_b() -> None:
     given["bias"] = Operand("constant", 0, (0,), 0)
     read, written = traffic.work("matmul.nn", given, far(given), 2).beyond(1 << 30)
     assert read == (2 * 128 * 784 + 784 * 512) * 4 and written == 128 * 512 * 4
+
+
+def test_a_transposed_matrix_is_packed_by_each_thread() -> None:
+    written = {form: traffic.product(128, 512, 512, 2, form)[3].written for form in ("nn", "nt", "tn")}
+    assert written == {"nn": 0, "nt": 0, "tn": 2 * 128 * 512 * 4}
 
 
 def test_long_sums_are_cut_and_the_output_is_read_again() -> None:

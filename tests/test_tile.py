@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from minidl.engine.environment import isa
 from minidl.engine.jit import VECTOR_BYTES
 from minidl.kernels.matmul import cpu
-from minidl.kernels.matmul.blocks import LANES, MR
+from minidl.kernels.matmul.blocks import LANES, MR, PANELS, tile_rows
+from minidl.kernels.matmul.product import tile_columns
 from minidl.kernels.matmul.tile import MOST_VECTORS, columns_of, panel, panel_width, panels_of
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13}
+EDGES = (2, 1), (3, 0), (4, 1), (15, 1), (16, -1), (30, 1), (32, -1)  # vectors, and numbers more or less
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE)
 
 
@@ -132,13 +134,50 @@ def test_products_of_any_shape(dtype: str, m: int, n: int, k: int, relu: bool, b
 
 
 @DTYPES
-@pytest.mark.parametrize("columns", [15 * LANES + 1, 16 * LANES - 1, 30 * LANES + 1, 32 * LANES - 1])
-def test_scratch_suffices_if_the_last_panel_requires_a_copy_of_a(dtype: str, columns: int) -> None:
-    a, b = np.ones((4, 57), dtype), np.ones((4, columns), dtype)
-    size = cpu.tn_scratch(57, columns, 4)
-    raw, out = np.full(size + 4096, np.nan, dtype), np.empty((57, columns), dtype)
+def test_each_height_and_width_of_a_tile(dtype: str) -> None:
+    """nn reads rows of a, tn reads them side by side; 13 rows are two strips, so b is copied."""
+    vector = panel_width(np.empty(0, dtype)) // 2
+    random = np.random.default_rng(0)
+    for rows in range(1, 14):
+        for columns in (1, *range(vector - 1, 9 * vector, vector), *range(vector + 1, 9 * vector, 2 * vector)):
+            a, b = (random.standard_normal(shape).astype(dtype) for shape in ((rows, 9), (9, columns)))
+            exact = a.astype(np.float64) @ b
+            out, scratch = np.empty((rows, columns), dtype), np.empty(cpu.nn_scratch(rows, columns, 9), dtype)
+            cpu.nn(a, b, scratch[:0], False, scratch[:0], scratch, out)
+            np.testing.assert_allclose(out, exact, rtol=0, atol=TOLERANCE[dtype] * 10)
+            cpu.tn(np.ascontiguousarray(a.T), b, scratch, out)
+            np.testing.assert_allclose(out, exact, rtol=0, atol=TOLERANCE[dtype] * 10)
+
+
+@DTYPES
+def test_tiles_cover_all_rows_and_columns(dtype: str) -> None:
+    array = np.empty(0, dtype)
+    vector = panel_width(array) // 2
+    for columns in range(1, 20 * vector):
+        left, widths = columns, []
+        while left:
+            widths.append(tile_columns(left, array))
+            left -= widths[-1]
+        assert all(width % (2 * vector) == 0 for width in widths[:-1])  # the next tile begins with a panel
+        assert len(widths) == 1 or widths[-1] > vector or PANELS == 1  # none has a single vector
+    for panels, heights in ((1, {12, 6}), (2, {6, 4})):
+        for rows in range(1, 30):
+            left, found = rows, []
+            while left:
+                found.append(tile_rows(left, panels))
+                left -= found[-1]
+            assert sum(found) == rows and set(found[:-1]) <= heights
+
+
+@DTYPES
+@pytest.mark.parametrize("columns", [f * LANES + d for f, d in EDGES])
+@pytest.mark.parametrize("depth", [4, 65, 100])  # short sums; one thread; two threads
+def test_scratch_suffices_for_copies_of_a(dtype: str, columns: int, depth: int) -> None:
+    a, b = np.ones((depth, 57), dtype), np.ones((depth, columns), dtype)
+    size = cpu.tn_scratch(57, columns, depth)
+    raw, out = np.full(size + 8192, np.nan, dtype), np.empty((57, columns), dtype)
     cpu.tn(a, b, raw[:size], out)
-    assert np.isnan(raw[size:]).all() and (out == 4).all()
+    assert np.isnan(raw[size:]).all() and (out == depth).all()
 
 
 @pytest.mark.parametrize("shape", [(300, 1100, 300), (100, 1040, 40)])

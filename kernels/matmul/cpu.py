@@ -93,8 +93,9 @@ def _scratch_size(rows: int, columns: int, depth: int) -> int:
     mc = min(rows, MC_KC // kc + NR)
     if _has_short_sums(rows, columns, depth):
         return max(PANELS * _packed_size(depth), _panels_size(columns, depth)) + (PRODUCT_MR + 1) * (depth + LANES)
-    # LANES, not NR: a panel of float64 is half as wide, so PACK_A_PANELS panels have half as many columns.
-    strips = (mc + PRODUCT_MR - 1) // PRODUCT_MR if columns > (PACK_A_PANELS - 1) * LANES else 1
+    # LANES, not NR: a panel of float64 is half as wide, so PACK_A_PANELS panels have half as many columns. The last
+    # pair may have few columns.
+    strips = (mc + PRODUCT_MR - 1) // PRODUCT_MR if columns > (PACK_A_PANELS - PANELS) * LANES else 1
     packed_a = strips * PRODUCT_MR * kc + LANES * (PRODUCT_MR + 1)
     return PANELS * _packed_size(depth) + (packed_a + LANES - 1) // LANES * LANES
 

@@ -33,7 +33,6 @@ from minidl.engine.jit import HAS_FMA, VECTOR_BYTES
 Value = Any  # a value in the generated code: a number, a vector or a pointer
 Offset = Any  # an int or a Value, which counts numbers, not bytes
 SMALLEST_VECTOR = 16  # bytes
-UNROLL = 4  # products between two branches of the loop over k
 Sums = dict[tuple[int, int], Value]  # (row, vector of columns) -> vector
 
 
@@ -208,29 +207,6 @@ class Emitter:
             phi.add_incoming(before, entry)
             phi.add_incoming(after, last)
         return result
-
-    def unrolled(
-        self, rounds: Value, counters: list[tuple[Offset, Value]], first: Sums, body: Callable[..., Sums]
-    ) -> Sums:
-        """Write a loop as in `loop`, with UNROLL rounds between two branches; body(sums, *counters).
-
-        The first 1 to UNROLL rounds have a loop of their own, so that the number of the others is a multiple of UNROLL.
-        """
-        b = self.builder
-        alone = b.add(b.srem(b.sub(rounds, self.integer(1)), self.integer(UNROLL)), self.integer(1))
-        sums = self.loop(alone, counters, first, lambda sums, _, *numbers: body(sums, *numbers))
-        later = [(b.add(self.integer(begin), self.times(step, alone)), step) for begin, step in counters]
-        groups = b.sdiv(b.sub(rounds, alone), self.integer(UNROLL))
-
-        def repeat(sums: Sums, _: Value, *numbers: Value) -> Sums:
-            for _ in range(UNROLL):
-                sums = body(sums, *numbers)
-                numbers = tuple(b.add(number, step) for number, (_, step) in zip(numbers, counters))
-            return sums
-
-        strides = [(begin, self.times(step, UNROLL)) for begin, step in later]
-        some = b.icmp_signed(">", groups, self.integer(0))
-        return self.when(some, lambda: self.loop(groups, strides, sums, repeat), sums)
 
     def _not_unrolled(self, counter: Value) -> Value:
         """Return the counter of a loop, so that LLVM does not unroll the loop.
