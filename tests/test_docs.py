@@ -23,6 +23,7 @@ from minidl import launch, simulate, topology, train
 from minidl.cli import arguments
 from minidl.comm.methods import METHODS
 from minidl.data.digits import read_digits
+from minidl.engine.jit import HAS_FMA
 from minidl.run.config import Config, resolve
 from minidl.run.options import HelpWanted, options, parse
 
@@ -136,6 +137,19 @@ def test_shell_blocks_are_bash_and_name_files_that_exist(page: str) -> None:
     for module in re.findall(r"python -m (bench[\w.]+)", text):
         path = ROOT / module.replace(".", "/")
         assert path.is_dir() or path.with_suffix(".py").is_file(), module
+
+
+ASSEMBLY = [(name(page), code) for page in PAGES for _, _, code in FENCE.findall(page.read_text(encoding="utf-8"))
+            if "inspect_asm" in code]  # fmt: skip
+
+
+@pytest.mark.slow  # each compiles a kernel
+@pytest.mark.skipif(not HAS_FMA, reason="the lessons show instructions of AVX2 or AVX-512")
+@pytest.mark.parametrize("page, code", ASSEMBLY, ids=[page for page, _ in ASSEMBLY])
+def test_the_assembly_commands_of_the_lessons_print_instructions(page: str, code: str) -> None:
+    done = subprocess.run(["bash", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
+    assert done.stdout.strip() not in ("", "0")
 
 
 def python_blocks(page: str) -> list[str]:
