@@ -24,11 +24,11 @@ vectors (on AMX, with MINIDL_ISA=avx512).
     memory          at most a, b and out: (128 * 512 + 512 * 512 + 128 * 512) * 4    = 1.6 MB
 
 Two cores that make 60 billion multiply-adds per second need 0.56 ms for the first line. If they read 200 GB/s from L2,
-the third line needs 0.13 ms: the arithmetic is the limit. With 8 rows instead of 128, these lines shrink to a 11th, but
-b has still 1 MB. From a memory of 20 GB/s it takes 0.05 ms, longer than the multiply-adds, 0.035 ms. So products of few
-rows wait for memory. The ratio that decides is the intensity: here 33.6 / 1.6 = 21 multiply-adds per byte, against
-60 / 20 = 3 that the machine can do while a byte arrives. ReLU has 0: a kernel without products waits for memory or, if
-its vectors are in a cache, for this cache.
+the third line needs 0.13 ms: the arithmetic is the limit. With 8 rows instead of 128, the multiply-adds shrink to a
+16th, but b has still 1 MB. From a memory of 20 GB/s it takes 0.05 ms, longer than the multiply-adds, 0.035 ms. So
+products of few rows wait for memory. The ratio that decides is the intensity: here 33.6 / 1.6 = 21 multiply-adds per
+byte, against 60 / 20 = 3 that the machine can do while a byte arrives. ReLU has 0: a kernel without products waits for
+memory or, if its vectors are in a cache, for this cache.
 
 traffic.py computes multiply-adds and bytes from shapes and block sizes. rates.py measures the rates, on one thread and
 on all. A bound is the smaller of two: on one thread; on all of them, after the start of a parallel loop. The measured

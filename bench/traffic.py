@@ -172,7 +172,7 @@ def product(
             Stream(FLOAT * pairs * rows * depth, 0, block + pair),
             Stream(out * again, out * again, block),
         ]
-    packs_a = form == "tn" and panels >= PACK_A_PANELS * threads
+    packs_a = form == "tn" and pairs * PANELS >= PACK_A_PANELS * threads
     return [
         Stream(FLOAT * tiles * panels * NR * depth, 0, pair + strip),  # each tile reads the panels of b
         Stream(FLOAT * pairs * rows * depth, 0, block + pair),  # each pair of panels reads the block of a

@@ -171,7 +171,7 @@ def test_tiles_cover_all_rows_and_columns(dtype: str) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("columns", [f * LANES + d for f, d in EDGES])
-@pytest.mark.parametrize("depth", [4, 65, 100])  # short sums; one thread; two threads
+@pytest.mark.parametrize("depth", [4, 65, 100])  # short sums; one thread if there are few columns; two
 def test_scratch_suffices_for_copies_of_a(dtype: str, columns: int, depth: int) -> None:
     a, b = np.ones((depth, 57), dtype), np.ones((depth, columns), dtype)
     size = cpu.tn_scratch(57, columns, depth)

@@ -111,7 +111,7 @@ def _add_groups(
             width = tile_columns(outer - o, v)
             product_panel(inner, width, count, kc, accumulate, v, v_at + g * inner, 1, v_row,
                           d, d_at + g * outer + o, d_row, columns, du, du_at + g * outer + o, d_row, d,
-                          d_at + g * outer + o)  # fmt: skip
+                          d_at + g * outer + o + width)  # fmt: skip
             o += width
 
 
@@ -150,7 +150,7 @@ def _gradient_products(
             for first in range(0, channels, v_block):
                 v_at, du_at = k * v_plane + first * v_tiles, k * du_plane + first * row + o
                 some = min(v_block, channels - first)
-                soon = v_at + v_tiles * v_block + (v_plane if o > 0 else 0)  # the next block of V, or V[k + 1]
+                soon = v_at + (v_plane if o > 0 else v_tiles * v_block)  # of V[k + 1], or the next block of V[k]
                 if first + some == channels:  # D follows V in memory
                     later = o + width < outputs
                     soon = planes * v_plane + k * d_plane + (_column(o + width, d_block, v_tiles) if later else d_plane)

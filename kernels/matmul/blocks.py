@@ -2,14 +2,15 @@
 
 | name | size                                   | what it is                   | stays in                     |
 |------|----------------------------------------|------------------------------|------------------------------|
-| MR   | 12, 8 or 4 (6, 4 or 2 with 16          | rows of a tile of out        | registers, MR x NR sums      |
-|      | registers), 6 or 4 with two panels;    |                              |                              |
+| MR   | 12, 8 or 4 (6, 4 or 2 with 16          | rows of a tile of out        | registers, MR x NR sums, or  |
+|      | registers), 6 or 4 with two panels;    |                              | twice as many columns        |
 |      | convolutions: 8 (6), with a tile of    |                              |                              |
 |      | three vectors 8 (4)                    |                              |                              |
 | NR   | 2 vectors: 32 float32 with AVX-512     | columns of a panel; a tile   | registers                    |
 |      |                                        | has one panel or two         |                              |
 | KC   | 256 at most; all blocks of a product   | depth of a block: summands   | L1: a panel of b (KC, NR)    |
-|      | have about equal depth                 |                              | and a strip of a (MR, KC)    |
+|      | have about equal depth                 |                              | and a strip of a (MR, KC);   |
+|      |                                        |                              | two panels: L2               |
 | MC   | MC * KC numbers fill half of L2        | rows of a block of a         | L2: a block of a (MC, KC)    |
 | NC   | not used here                          | columns of a block of b      | L3, in BLIS                  |
 
@@ -17,8 +18,8 @@ Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating B
 for float32. In float64 NR is half as large, so a panel of `b` needs as much memory as in float32. A block of
 `a` needs twice as much as in float32.
 
-The other half of L2 is for the panel of b, its successor, which is prefetched, and out. MC follows from the machine's
-L2. KC does not: it decides where a sum is split, so the bits would differ from one machine to another.
+The other half of L2 is for the panels of b, their successors, if they are prefetched, and out. MC follows from the
+machine's L2. KC does not: it decides where a sum is split, so the bits would differ from one machine to another.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Matrix products on the micro-kernel (product.py): packed panels of b, and tiles of the output divided among threads.
 
 The output is divided into pairs of panels of NR columns, and each pair into strips of PRODUCT_MR rows. A strip of a
-pair is one to three tiles (blocks.py contains the sizes; with 16 registers, a "pair" is a single panel). Each thread
+pair is one or two tiles (blocks.py contains the sizes; with 16 registers, a "pair" is a single panel). Each thread
 computes an equal number of successive strips, down one pair, then down the next. It copies what its tiles need into its
 own small buffers (pack.py): a block of a, as strips, and the panels of b. The tiles read these buffers as contiguous
 memory from the nearest caches. Some copies would cost more than they gain:
 
-- a is read in place unless it is transposed and a thread computes many panels: a tile reads only 6 rows at a time;
+- a is read in place unless it is transposed, and a thread computes many panels or its sums are short: a tile reads
+  only 6 rows at a time;
 - b is read in place if a thread computes a single strip of a pair, unless b is transposed;
 - b need not be copied if an earlier call has packed it: the weights of a prediction (reference.py, `packed`).
 
@@ -47,7 +48,7 @@ from .blocks import (
 from .few import few_tile
 from .operands import Left, Right
 from .pack import pack_columns, pack_rows
-from .product import product_tile, product_tile_side_by_side, tile_columns
+from .product import LINES, product_tile, product_tile_side_by_side, tile_columns
 from .reference import __all__ as __all__
 from .tile import lanes, panel_width
 
@@ -108,18 +109,15 @@ def _memory_on_amx(rows: int, columns: int, depth: int) -> int:
 
 @apart_jit
 def _pack_strips(a: Left, at: int, depth: int, rows: int, packed: ndarray) -> None:
-    """Copy strips of PRODUCT_MR rows of a, beginning with the number `at`; the strips begin with the rows 0, 12, ... :
+    """Copy strips of PRODUCT_MR rows of a transposed a, from the number `at` on; the strips begin with row 0, 12, ... :
 
-    packed[first * depth + k * PRODUCT_MR + i] = a[at + (first + i) * row + k * step]
+    packed[first * depth + k * PRODUCT_MR + i] = a[at + first + i + k * step]
 
     Missing rows of the last strip get any value.
     """
     for first in range(0, rows, PRODUCT_MR):
         some, strip = min(PRODUCT_MR, rows - first), packed[first * depth :]
-        if a.row > 1:
-            pack_columns(a.numbers, at + first * a.row, a.row, depth, some, strip, PRODUCT_MR)
-        else:
-            pack_rows(a.numbers, at + first, a.step, depth, some, strip, PRODUCT_MR)
+        pack_rows(a.numbers, at + first, a.step, depth, some, strip, PRODUCT_MR)
 
 
 @apart_jit
@@ -142,10 +140,11 @@ def _panel(
     """Compute a column of tiles: c[c_at + i * c_row + j] for i < rows, j < wide, sums of `deep` products.
 
     packed_a: whether a consists of packed strips (_pack_strips). If `finish` in `end`, add its bias from `column` on,
-    and apply relu. The tiles prefetch every soon_step-th number of `soon`, from soon_at on. spare: memory for a strip
+    and apply relu. The first LINES tiles prefetch `soon` from soon_at on, a line for each product; if soon_step is 0,
+    nothing. spare: memory for a strip.
     """
     strips, biased = (rows + PRODUCT_MR - 1) // PRODUCT_MR, wide if end.bias.size > 0 else 0
-    panels = 1 if wide <= panel_width(c) else 2
+    panels, tiles = 1 if wide <= panel_width(c) else 2, 0
     for strip in range(strips):
         top = strip * PRODUCT_MR
         high = min(PRODUCT_MR, rows - top)
@@ -166,7 +165,9 @@ def _panel(
                 product_tile_side_by_side(height, wide, deep, accumulate, numbers, at + i, step,
                                           b, b_at, b_step, b_panel, c, to, c_row, end.finish, end.bias, column, biased,
                                           end.relu, soon, soon_at, soon_step)  # fmt: skip
-            i, soon_at = i + height, soon_at + deep * soon_step
+            i, tiles, soon_at = i + height, tiles + 1, soon_at + deep * soon_step
+            if tiles == LINES:
+                soon_step = 0
 
 
 @apart_jit
@@ -222,9 +223,9 @@ def _share(
                             pack_rows(b.numbers, at, b.step, deep, width, target, nr)
                         else:
                             pack_columns(b.numbers, at, b.column, deep, width, target, nr)
-                # Packed panels are contiguous, and so are transposed ones whose sums have one piece: whole rows of b.
+                # If the sums have one piece, packed panels are contiguous, and so are transposed ones: whole rows of b.
                 # To prefetch other panels, whose rows are far apart, made no product faster.
-                contiguous = (b.packed or b.column > 1) and deep == depth
+                contiguous = (b.packed or b.column > 1) and deep == depth and column + pair < columns
                 soon_at, soon_step = b_at + PANELS * b.panel, line if contiguous else 0
                 i = lo * PRODUCT_MR
                 c_at, high = i * columns + column, min(hi * PRODUCT_MR, rows) - i

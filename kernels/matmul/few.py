@@ -3,10 +3,10 @@
     c[c_at + i * c_row + j]  =  sum over k < depth of  a[a_at + i * a_row + k * a_step] * b[b_at + k * b_step + j]
 
 Each number of b is used only `rows` times. The tile of product.py is not made for that: it multiplies 4 rows, even if
-some of them are missing, and reads 128 bytes of each row of b. Then the next row is often on another page of memory.
-Here a tile has exactly as many rows as the product, and is as wide as the registers allow: 1 KB of a row of b for one
-row of a, 256 bytes for four rows. b is read in place, or from packed panels at a distance of b_panel numbers. (In the
-formula, b_panel is the width of a panel.) Each tile prefetches the row of b that it will read AHEAD rows later.
+some of them are missing, and reads 128 or 256 bytes of each row of b. Then the next row is often on another page of
+memory. Here a tile has exactly as many rows as the product, and is as wide as the registers allow: 1 KB of a row of b
+for one row of a, 256 bytes for four rows. b is read in place, or from packed panels at a distance of b_panel numbers.
+(In the formula, b_panel is the width of a panel.) Each tile prefetches the row of b that it will read AHEAD rows later.
 
 The sum is computed in the order of k, as in product.py, so the bits are the same.
 """

@@ -6,11 +6,12 @@ for j within the first panel of b; the second panel begins b_panel numbers after
 is added to c. One of a_row and a_step is 1: `a` is either a matrix with contiguous rows or one whose rows lie side by
 side, as in a packed strip (pack.py).
 
-A tile has 24 vectors of sums: 6 rows x 4 vectors or, if only one panel remains, 12 rows x 2 vectors. Both do 24
-multiply-adds for each k, in 12 cycles. The first loads 10 times in this time (4 vectors of b, 6 numbers of a), the
-second 14 times. Some CPUs load only one vector of 512 bits per cycle: there, the tile of 12 rows waits for its loads,
-and everything else that loads makes it slower, such as the address of a row that found no register. On an Intel Xeon
-(Ice Lake) the tile of 6 rows reaches 99% of the multiply-add rate, the tile of 12 rows 84 to 93%.
+With 32 registers a tile has 24 vectors of sums: 6 rows x 4 vectors or, if only one panel remains, 12 rows x 2 vectors.
+Both do 24 multiply-adds for each k, in 12 cycles. The first loads 10 times in this time (4 vectors of b, 6 numbers of
+a), the second 14 times. Some CPUs load little more than one vector of 512 bits per cycle: there, 14 loads take nearly
+as long as the multiply-adds, and any other load delays them, such as that of an address that found no register. On an
+Intel Xeon (Ice Lake) the tile of 6 rows reaches 99% of the multiply-add rate, the tile of 12 rows 84 to 93%. With 16
+registers, a tile has 6 rows and 2 vectors.
 
 The last rows of a product have a lower tile. It may have missing rows. In a side-by-side `a`, they are any numbers in
 memory; their sums are computed, and overwritten (`Emitter.write`).
@@ -35,6 +36,7 @@ from .emitter import Emitter, Sums, Value, instructions
 from .tile import lanes, panel_width
 
 MOST_VECTORS = 2 * PANELS
+LINES = max(1, MOST_VECTORS * VECTOR_BYTES // 64)  # tiles that prefetch: as many as the panels' rows have cache lines
 
 
 @jit
@@ -74,8 +76,8 @@ def _make_product_tile(side_by_side: bool) -> Any:
     ) -> None:  # fmt: skip
         """Compute the tile above, of at most tile_rows(rows, panels) rows and MOST_VECTORS vectors of columns.
 
-        If `finish`, add bias to the first `biased` columns and, if `relu`, apply relu. For each k, the widest tile
-        requests the line of soon[soon_at + k * soon_step] into the second-level cache.
+        If `finish`, add bias to the first `biased` columns and, if `relu`, apply relu. For each k, the tile of
+        MOST_VECTORS requests the line of soon[soon_at + k * soon_step] into the second-level cache.
         """
         a, b, c, bias, soon = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(bias, bias_at), e.at(soon, soon_at)
         step_of_k = a_step if side_by_side else e.integer(1)
@@ -127,10 +129,11 @@ def product_panel(
 
     a_row, a_step: the distances between rows and between successive k, one of which is 1
     kc: the number of products that are summed in one go; adding such sums has a smaller error than one long sum
-    soon, soon_at: where numbers begin that will be read next. They are prefetched, a line for each k of each tile.
+    soon, soon_at: where numbers begin that will be read next. The first LINES tiles of MOST_VECTORS vectors prefetch
+    them, a line for each k.
     """
     panels, line, later = 1 if width <= panel_width(b) else 2, lanes(b) * (64 // VECTOR_BYTES), soon_at
-    i = 0
+    i, tiles = 0, 0
     while i < rows:  # not a loop over a range with a step: a division for each tile would take as long as five products
         height, to, k = tile_rows(rows - i, panels), c_at + i * c_row, 0
         while k < depth:
@@ -145,3 +148,6 @@ def product_panel(
             later += deep * line
             k += deep
         i += height
+        tiles += 1
+        if tiles == LINES:
+            line = 0
