@@ -36,7 +36,7 @@ from .emitter import Emitter, Sums, Value, instructions
 from .tile import lanes, panel_width
 
 MOST_VECTORS = 2 * PANELS
-LINES = max(1, MOST_VECTORS * VECTOR_BYTES // 64)  # tiles that prefetch: as many as the panels' rows have cache lines
+LINES = max(1, MOST_VECTORS * VECTOR_BYTES // 64)  # cache lines in a row of a tile's panels
 
 
 @jit
@@ -129,11 +129,11 @@ def product_panel(
 
     a_row, a_step: the distances between rows and between successive k, one of which is 1
     kc: the number of products that are summed in one go; adding such sums has a smaller error than one long sum
-    soon, soon_at: where numbers begin that will be read next. The first LINES tiles of MOST_VECTORS vectors prefetch
-    them, a line for each k.
+    soon, soon_at: where numbers begin that will be read next. Tiles of MOST_VECTORS vectors prefetch them, a line for
+    each k. If there are more than LINES tiles, these are more than the next two panels: the next four, for example.
     """
     panels, line, later = 1 if width <= panel_width(b) else 2, lanes(b) * (64 // VECTOR_BYTES), soon_at
-    i, tiles = 0, 0
+    i = 0
     while i < rows:  # not a loop over a range with a step: a division for each tile would take as long as five products
         height, to, k = tile_rows(rows - i, panels), c_at + i * c_row, 0
         while k < depth:
@@ -148,6 +148,3 @@ def product_panel(
             later += deep * line
             k += deep
         i += height
-        tiles += 1
-        if tiles == LINES:
-            line = 0
