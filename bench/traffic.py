@@ -148,7 +148,7 @@ def _up(x: float, step: int) -> int:
     return math.ceil(x / step)
 
 
-def tile_of(columns: int) -> tuple[int, int]:
+def tile_size(columns: int) -> tuple[int, int]:
     """Return the rows and columns of a tile of kernels/matmul/product.py, for an output with this many columns."""
     return (HEIGHTS_OF_TWO[0], PANELS * NR) if PANELS == 2 and columns > NR else (PRODUCT_MR, NR)
 
@@ -160,7 +160,7 @@ def product(
 
     form: nn, nt or tn; packed: whether an earlier call has packed the second matrix.
     """
-    kc, (high, wide) = block_depth.py_func(depth), tile_of(columns)
+    kc, (high, wide) = block_depth.py_func(depth), tile_size(columns)
     mc = min(rows, block_rows.py_func(kc, NR))
     panels, pairs, tiles, blocks = _up(columns, NR), _up(columns, wide), _up(rows, high), _up(rows, mc)
     pair, strip, block = FLOAT * kc * wide, FLOAT * kc * high, FLOAT * mc * kc
@@ -276,7 +276,7 @@ def _winograd(
     channels, outputs, square = source[3], target[3], n * n
     tiles = choice.count_of.py_func(source[0], choice.tiles_of.py_func(m, *target[1:3], dilation))
     group = planes.group_of.py_func(square, channels, outputs, apart, tiles)
-    groups, panels, (high, wide) = _up(tiles, group), _up(outputs // apart, NR), tile_of(outputs // apart)
+    groups, panels, (high, wide) = _up(tiles, group), _up(outputs // apart, NR), tile_size(outputs // apart)
     numbers = tiles * channels, channels * outputs // apart, tiles * outputs
     v, u, products = (FLOAT * square * size for size in numbers)
     near = FLOAT * square * group * (channels + outputs)  # V and M of a group
@@ -313,7 +313,7 @@ def _winograd_weight(
     tiles = choice.count_of.py_func(source[0], choice.tiles_of.py_func(m, *target[1:3], dilation))
     parts, group = winograd_gradient.gradient_sizes.py_func(form, channels, outputs, apart, tiles, dilation)[:2]
     groups, panels = parts * _up(_up(tiles, parts), group), _up(outputs // apart, NR)
-    high, wide = tile_of(outputs // apart)
+    high, wide = tile_size(outputs // apart)
     v, du, d = (FLOAT * square * size for size in (tiles * channels, channels * outputs // apart, tiles * outputs))
     near = FLOAT * square * group * (channels + outputs)
     panels_of_d = FLOAT * square * apart * panels * NR * tiles  # a strip of V^T, of each group, reads this much of D

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import VECTOR_BYTES, apart_jit, jit
+from minidl.engine.jit import apart_jit, jit
 from minidl.kernels.matmul.blocks import LANES, NR
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions, prefetch
 from minidl.kernels.matmul.pack import pack_columns, pack_rows
-from minidl.kernels.matmul.tile import lanes
+from minidl.kernels.matmul.tile import lanes, line_of
 
 from .choice import F2X2_3X3, F4X4_3X3, Tiles, on_amx
 from .reference import Pair
@@ -201,7 +201,7 @@ def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int) ->
 def prefetch_part(numbers: ndarray, place: Pair, part: int, count: int, parts: int) -> None:
     """Divide the range `place` (offset, size) of a vector into parts of equal size, and prefetch `count` of them,
     beginning with part number `part`."""
-    line = lanes(numbers) * (64 // VECTOR_BYTES)
+    line = line_of(numbers)
     each = (place[1] // line + parts - 1) // parts * line
     begin = place[0] + part * each
     for at in range(begin, min(begin + count * each, place[0] + place[1], numbers.size), line):

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import HAS_AMX, VECTOR_BYTES, apart_jit, jit, parallel_jit, prange, threads
+from minidl.engine.jit import HAS_AMX, apart_jit, jit, parallel_jit, prange, threads
 from minidl.engine.team import thread_count
 
 from .amx import parts_size
@@ -50,7 +50,7 @@ from .operands import Left, Right
 from .pack import pack_columns, pack_rows
 from .product import LINES, product_tile, product_tile_side_by_side, tile_columns
 from .reference import __all__ as __all__
-from .tile import lanes, panel_width
+from .tile import lanes, line_of, panel_width
 
 B_IN_PLACE_STRIPS = 1  # for up to this many strips panels of b are not copied, unless b is transposed
 PACK_A_PANELS = 4  # a thread with at least this many panels copies a, too, if a is transposed
@@ -177,7 +177,7 @@ def _share(
     """Compute the tiles of one thread."""
     rows, columns = out.shape
     nr, kc, vector = panel_width(out), block_depth(depth), out.reshape(out.size)
-    pair, line = PANELS * nr, lanes(out) * (64 // VECTOR_BYTES)
+    pair, line = PANELS * nr, line_of(out)
     strips, pairs = (rows + PRODUCT_MR - 1) // PRODUCT_MR, (columns + pair - 1) // pair
     first, last = part * strips * pairs // parts, (part + 1) * strips * pairs // parts
     block = min(strips, block_rows(kc, nr) // PRODUCT_MR)  # strips in a block of a

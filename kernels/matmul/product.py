@@ -33,7 +33,7 @@ from minidl.engine.jit import VECTOR_BYTES, apart_jit, jit
 
 from .blocks import HEIGHTS, HEIGHTS_OF_TWO, PANELS, tile_rows
 from .emitter import Emitter, Sums, Value, instructions
-from .tile import lanes, panel_width
+from .tile import lanes, line_of, panel_width, whole_vectors
 
 MOST_VECTORS = 2 * PANELS
 LINES = max(1, MOST_VECTORS * VECTOR_BYTES // 64)  # cache lines in a row of a tile's panels
@@ -45,8 +45,7 @@ def tile_columns(columns: int, array: ndarray) -> int:
 
     Five vectors are divided into 2 and 3: a tile of one vector would load a number of `a` for each multiply-add.
     """
-    vectors = (columns + lanes(array) - 1) // lanes(array)
-    panels = 1 if vectors == 5 else PANELS
+    panels = 1 if whole_vectors(columns, array) == 5 * lanes(array) else PANELS
     return min(columns, panels * panel_width(array))
 
 
@@ -132,7 +131,7 @@ def product_panel(
     soon, soon_at: where numbers begin that will be read next. Tiles of MOST_VECTORS vectors prefetch them, a line for
     each k. If there are more than LINES tiles, these are more than the next two panels: the next four, for example.
     """
-    panels, line, later = 1 if width <= panel_width(b) else 2, lanes(b) * (64 // VECTOR_BYTES), soon_at
+    panels, line, later = 1 if width <= panel_width(b) else 2, line_of(b), soon_at
     i = 0
     while i < rows:  # not a loop over a range with a step: a division for each tile would take as long as five products
         height, to, k = tile_rows(rows - i, panels), c_at + i * c_row, 0

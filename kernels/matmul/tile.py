@@ -54,6 +54,12 @@ def panel_width(array: ndarray) -> int:
 
 
 @jit
+def line_of(array: ndarray) -> int:
+    """Return how many of the array's numbers a cache line holds, without a division when the kernel runs."""
+    return lanes(array) * (64 // VECTOR_BYTES)
+
+
+@jit
 def whole_vectors(columns: int, array: ndarray) -> int:
     """Return the number of columns, rounded up to whole vectors."""
     return (columns + lanes(array) - 1) // lanes(array) * lanes(array)
