@@ -30,6 +30,7 @@ def _tile(
         numbers = e.row_numbers(rows, MR)
         rows_of_c = [e.at(c, e.number(c_rows, i)) for i in numbers]
         rows_of_a = [e.at(a, e.number(a_rows, i)) for i in numbers]
+        e.prefetch_rows(rows_of_c, vectors)
 
         def add_products(sums: Sums, k: Value, b_k: Value) -> Sums:
             weights, at = e.columns(e.at(b, b_k), vectors), e.number(a_offsets, k)

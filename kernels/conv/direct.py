@@ -28,7 +28,8 @@ from minidl.kernels.matmul.tile import columns_of, panel, panel_width, panels_of
 from . import geometry
 from .blocks import Cut, block_at, copy_size, cut_into_blocks, gather, place, row_of_outputs
 from .channels import channel_panel, channel_width
-from .geometry import Layer, bundle_of, by_channels, ceildiv, forward_axis, gradient_axis, layer_of
+from .geometry import Axis, Layer, bundle_of, by_channels, ceildiv, forward_axis, gradient_axis, layer_of, shares
+from .line import line_panel, pixels_in_tiles, twos_of
 from .reference import Pair, Shape
 from .rows import fill_end, spread_rows
 from .sizes import CHUNK, KC, MAX_BUNDLE, MC, NR, SERIAL
@@ -83,11 +84,49 @@ def _panel_at(cut: Cut, group: int, number: int, array: ndarray) -> int:
     return group * whole_vectors(cut.h.bundle * cut.layer.outer, array) + number * panel_width(array)
 
 
+@jit
+def _pixels_in_tiles(cut: Cut, array: ndarray) -> int:
+    """Return how many pixels (or bundles) of each row of outputs line.py computes."""
+    layer, h, columns = cut.layer, cut.h, cut.h.bundle * cut.layer.outer
+    if by_channels(layer) or not shares(h) or (layer.groups > 1 and h.bundle > 1):
+        return 0
+    return pixels_in_tiles(_whole(h), columns_of(panels_of(columns, array) - 1, columns, array), array)
+
+
+@jit
+def _whole(h: Axis) -> int:
+    """Return the number of complete bundles in a row of outputs."""
+    return h.pixels - 1 if h.rest < h.bundle else h.pixels
+
+
+@jit
+def _product(cut: Cut, pixels: int, k: int) -> tuple[int, int, int]:
+    """Return the line and the column of taps, and the channel, of product k of a sum.
+
+    The channels of a tap follow one another or, if the pass uses line.py (pixels > 0), the taps of a group do.
+    """
+    taps, inner = cut.h.taps, cut.layer.inner
+    if pixels == 0:
+        return k // inner // taps, k // inner % taps, k % inner
+    size, first, groups = 3, 0, (taps - 2 * twos_of(taps)) // 3
+    if k >= _threes(cut):
+        k, size, first, groups = k - _threes(cut), 2, 3 * groups, twos_of(taps)
+    group = k // size // inner
+    return group // groups, first + group % groups * size + k % size, k // size % inner
+
+
+@jit
+def _threes(cut: Cut) -> int:
+    """Return how many products belong to groups of 3 taps (line.py): these are the first ones."""
+    return cut.v.taps * (cut.h.taps - 2 * twos_of(cut.h.taps)) * cut.layer.inner
+
+
 @apart_jit
 def _pack(number: int, cut: Cut, weight: ndarray, backward: bool, packed: ndarray) -> None:
     """Pack the weights of panel `number`, counted over all groups: (taps, inner, columns).
 
-    The columns are whole vectors. Beyond the last output, weights are 0.
+    The columns are whole vectors. Beyond the last output, weights are 0. The products of a sum are in the order of
+    `_product`.
     """
     layer, v, h, outer = cut.layer, cut.v, cut.h, cut.layer.outer
     if by_channels(layer):
@@ -98,44 +137,44 @@ def _pack(number: int, cut: Cut, weight: ndarray, backward: bool, packed: ndarra
         each = columns_of(panel, columns, packed)
         width, first = whole_vectors(each, packed), group * outer + panel * panel_width(packed)
         at = _panel_at(cut, group, panel, packed) * v.taps * h.taps * layer.inner
-    for s in range(v.taps):
-        for t in range(h.taps):
-            u, column = v.tap + s * v.tap_step, h.tap + t * h.tap_step
-            for k in range(layer.inner):
-                row = packed[at : at + width]
-                for p in range(h.bundle):
-                    part = row[p * outer : p * outer + each // h.bundle]
-                    for j in range(part.size):
-                        part[j] = _weight(layer, weight, backward, u, column + p * h.tap_pixel, k, first + j)
-                for j in range(each, width):
-                    row[j] = 0
-                at += width
+    pixels = _pixels_in_tiles(cut, packed)
+    for product in range(v.taps * h.taps * layer.inner):
+        s, t, k = _product(cut, pixels, product)
+        u, column = v.tap + s * v.tap_step, h.tap + t * h.tap_step
+        row = packed[at : at + width]
+        for p in range(h.bundle):
+            part = row[p * outer : p * outer + each // h.bundle]
+            for j in range(part.size):
+                part[j] = _weight(layer, weight, backward, u, column + p * h.tap_pixel, k, first + j)
+        for j in range(each, width):
+            row[j] = 0
+        at += width
 
 
 @jit
-def _source_offsets(cut: Cut) -> ndarray:
-    """Return the offset of each product of a sum, in what a block reads. The channels of a tap are adjacent."""
-    layer, v, h = cut.layer, cut.v, cut.h
-    offsets = np.empty(v.taps * h.taps * layer.inner, np.int64)
+def _source_offsets(cut: Cut, pixels: int) -> ndarray:
+    """Return the offset of each product of a sum, in what a block reads; pixels: see _pixels_in_tiles."""
+    offsets = np.empty(cut.v.taps * cut.h.taps * cut.layer.inner, np.int64)
     for k in range(offsets.size):
-        tap, channel = k // layer.inner, k % layer.inner
-        offsets[k] = place(cut, 0, tap // h.taps * v.spacing, tap % h.taps * h.spacing) + channel * cut.channel
+        s, t, channel = _product(cut, pixels, k)
+        offsets[k] = place(cut, 0, s * cut.v.spacing, t * cut.h.spacing) + channel * cut.channel
     return offsets
 
 
 @jit
-def _pixel_offsets(cut: Cut, outputs: int, whole: int) -> tuple[ndarray, ndarray]:
+def _pixel_offsets(cut: Cut, outputs: int, ends: tuple[int, int, int]) -> tuple[ndarray, ndarray]:
     """Return two offsets of each bundle (geometry.py) of a block: in what the block reads, and in the output.
 
-    whole: the number of complete bundles in a row of outputs. The complete bundles of all rows come first. The
-    incomplete bundle of each row follows.
+    ends: where each of three parts of a row of outputs ends. The first parts of all rows come first, and so on.
     """
     v, h, lines = cut.v, cut.h, cut.images * cut.rows
     a_rows, c_rows = np.empty(lines * h.pixels, np.int64), np.empty(lines * h.pixels, np.int64)
     for line in range(lines):
         image, i = line // cut.rows, line % cut.rows
         for j in range(h.pixels):
-            r = line * whole + j if j < whole else lines * whole + line
+            part = 0 if j < ends[0] else 1 if j < ends[1] else 2
+            begin = ends[part - 1] if part else 0
+            r = lines * begin + line * (ends[part] - begin) + j - begin
             a_rows[r] = place(cut, image, i * v.step, j * h.step)
             c_rows[r] = ((image * v.out + i * v.stride) * h.out + j * h.stride) * outputs
     return a_rows, c_rows
@@ -143,18 +182,29 @@ def _pixel_offsets(cut: Cut, outputs: int, whole: int) -> tuple[ndarray, ndarray
 
 @apart_jit
 def _sum(
-    a: ndarray, a_offsets: ndarray, a_rows: ndarray, a_at: int, b: ndarray, b_at: int, b_step: int,
-    c: ndarray, c_rows: ndarray, c_at: int, width: int, finish: bool, end: ndarray, end_at: int, shortcut: ndarray,
+    length: int, step: int, pixel: int, threes: int, a: ndarray, a_offsets: ndarray, a_rows: ndarray, a_at: int,
+    b: ndarray, b_at: int, b_step: int, c: ndarray, c_rows: ndarray, c_at: int, width: int, finish: bool, end: ndarray,
+    end_at: int, shortcut: ndarray,
 ) -> None:  # fmt: skip
     """Compute c (rows, width), the sums of a chunk of pixels in a panel of outputs; about KC products at a time.
 
-    If `finish`, apply the end of the layer to c.
+    If `finish`, apply the end of the layer to c. If line.py computes the chunk, length, step and pixel are those of
+    line_panel, otherwise `length` is 0. threes: see _threes; 0 if the pass does not use line.py.
     """
-    rows, depth = a_rows.size, a_offsets.size
-    some = ceildiv(depth, ceildiv(depth, KC))
-    for k in range(0, depth, some):
-        panel(rows, min(some, depth - k), k > 0, a, a_offsets[k:], a_rows, a_at, b, b_at + k * b_step, b_step,
-              c, c_rows, c_at, width, finish and k + some >= depth, end, end_at, shortcut)  # fmt: skip
+    rows, depth, k = a_rows.size, a_offsets.size, 0
+    while k < depth:
+        rest = threes - k if k < threes and depth > KC else depth - k
+        some = min(rest, ceildiv(ceildiv(rest, ceildiv(rest, KC)), 6) * 6)
+        finishes = finish and k + some == depth
+        if length:
+            in_threes = min(some, max(0, threes - k))
+            line_panel(rows // length, length, step, in_threes // 3, (some - in_threes) // 2, k > 0, a, a_offsets[k:],
+                       a_rows, pixel, a_at, b, b_at + k * b_step, b_step, c, c_rows, c_at, width, finishes, end, end_at,
+                       shortcut)  # fmt: skip
+        else:
+            panel(rows, some, k > 0, a, a_offsets[k:], a_rows, a_at, b, b_at + k * b_step, b_step,
+                  c, c_rows, c_at, width, finishes, end, end_at, shortcut)  # fmt: skip
+        k += some
 
 
 @apart_jit
@@ -182,12 +232,14 @@ def _pass(
         _clear(task, tasks, cut, shortcut, y)
         return
     outputs = layer.groups * layer.outer
-    whole = h.pixels - 1 if h.rest < h.bundle else h.pixels  # complete bundles in a row
-    a_rows, c_rows = _pixel_offsets(cut, outputs, whole)
+    pixels = _pixels_in_tiles(cut, packed)
+    ends = pixels, _whole(h), h.pixels
+    threes = _threes(cut) if pixels else 0
+    a_rows, c_rows = _pixel_offsets(cut, outputs, ends)
     sums, copied = memory[: CHUNK * NR], memory[CHUNK * NR :]
     rows_of_sums = np.arange(CHUNK) * panel_width(sums)
     apart = layer.groups > 1 and h.bundle > 1  # in y, other groups lie between the outputs of a bundle
-    a_offsets = _source_offsets(cut)
+    a_offsets = _source_offsets(cut, pixels)
     groups, columns, width = layer.groups, h.bundle * layer.outer, panel_width(packed)
     panels = panels_of(columns, packed)
     if across:
@@ -207,26 +259,29 @@ def _pass(
                     each = columns_of(p, columns, packed)
                     end_at, b_step = _panel_at(cut, group, p, packed), whole_vectors(each, packed)
                     b_at = end_at * a_offsets.size
-                for part in range(1 + h.pixels - whole):  # complete bundles, then the incomplete one of each row
-                    begin = part * cut.images * cut.rows * whole
-                    stop = begin + block.images * block.rows * (1 if part else whole)
-                    some = h.rest * layer.outer if part else each
-                    for first in range(begin, stop, CHUNK):
-                        last = min(first + CHUNK, stop)
+                for part in range(3):  # the tiles of line.py, other complete bundles, the incomplete one of each row
+                    first_of_row = ends[part - 1] if part else 0
+                    begin = cut.images * cut.rows * first_of_row
+                    stop = begin + block.images * block.rows * (ends[part] - first_of_row)
+                    some = h.rest * layer.outer if part == 2 else each
+                    chunk = max(1, CHUNK // pixels) * pixels if part == 0 and pixels else CHUNK
+                    for first in range(begin, stop, chunk):
+                        last = min(first + chunk, stop)
                         rows = c_rows[first:last]
                         if across:
                             channel_panel(last - first, a_offsets.size, False, a, a_offsets, a_rows[first:last],
                                           a_at + channel, packed, b_at, b_step, y, rows, at, some, finish, end, end_at,
                                           shortcut)  # fmt: skip
                         elif apart:
-                            _sum(a, a_offsets, a_rows[first:last], a_at, packed, b_at, b_step,
+                            _sum(0, 0, 0, threes, a, a_offsets, a_rows[first:last], a_at, packed, b_at, b_step,
                                  sums, rows_of_sums, 0, some, False, end, 0, shortcut)  # fmt: skip
                             for o in range(0, some, layer.outer):  # one pixel of each bundle
                                 spread_rows(sums, o, y, rows, at + o // layer.outer * outputs, layer.outer, finish,
                                             end, end_at, shortcut)  # fmt: skip
                         else:
-                            _sum(a, a_offsets, a_rows[first:last], a_at, packed, b_at, b_step,
-                                 y, rows, at, some, finish, end, end_at, shortcut)  # fmt: skip
+                            _sum(0 if part else pixels, h.step, cut.pixel, threes, a, a_offsets, a_rows[first:last],
+                                 a_at, packed, b_at, b_step, y, rows, at, some, finish, end, end_at,
+                                 shortcut)  # fmt: skip
 
 
 @apart_jit

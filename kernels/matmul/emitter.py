@@ -3,6 +3,7 @@
 LLVM does not find the fast form of these loops by itself, so their instructions are written out with llvmlite. The
 micro-kernel, for a tile of MR x NR numbers of c (blocks.py explains the sizes):
 
+    request the lines of c[0:MR, 0:NR]         `prefetch_rows`
     sums[0:MR, 0:NR] = 0                       `zeros`: in vector registers
     for k in range(KC):                        `loop`
         row_of_b = b[k, 0:NR]                  `columns`: load 2 vectors
@@ -12,9 +13,9 @@ micro-kernel, for a tile of MR x NR numbers of c (blocks.py explains the sizes):
     if accumulate: sums += c[0:MR, 0:NR]       `plus`
     c[0:MR, 0:NR] = sums                       `write`: whole vectors, or only some lanes
 
-The micro-kernels differ in the rest. tile.py finds its numbers of a through tables. product.py prefetches, and applies
-bias and relu. conv/channels.py reads vectors of a instead of single numbers. conv/tall.py has more rows and fewer
-columns.
+The micro-kernels differ in the rest. tile.py finds its numbers of a through tables. product.py prefetches b, and
+applies bias and relu. conv/channels.py reads vectors of a instead of single numbers. conv/line.py multiplies a number
+by several rows of b. conv/tall.py has more rows and fewer columns.
 """
 
 from __future__ import annotations
@@ -292,6 +293,15 @@ class Emitter:
             for v, column in enumerate(columns):
                 added[i, v] = self.multiply_add(number, column, sums[i, v])
         return added
+
+    def prefetch_rows(self, rows: list[Value], vectors: int) -> None:
+        """Begin to load the lines of a tile of c into the first level, to write them while the sums are computed.
+
+        A store to a line that is not there waits for it, and few stores can wait at a time.
+        """
+        for row in rows:
+            for v in range(vectors):
+                self.prefetch(row, v * self.lanes, write=True, level=1)
 
     def plus(self, sums: Sums, accumulate: Value, rows: list[Value], width: Value) -> Sums:
         """Return the sums, plus c if `accumulate`; row i of c begins at the pointer rows[i]."""

@@ -18,7 +18,7 @@ memory; their sums are computed, and overwritten (`Emitter.write`).
 
 The code around the loop over k matters: a loop over 32 products takes only as long as the code before and after it. So
 there are no tables, and stores use masks only if a tile is not full. The bias and relu of a linear layer are applied
-while the sums are in registers. If c is to be added, its lines are prefetched before the loop.
+while the sums are in registers.
 """
 
 from __future__ import annotations
@@ -86,10 +86,7 @@ def _make_product_tile(side_by_side: bool) -> Any:
             rows_of_c = [e.at(c, e.times(i, c_row)) for i in numbers]
             rows_of_a = [] if side_by_side else [e.in_register(e.at(a, e.times(i, a_step))) for i in numbers]
             panels = [(b, min(vectors, 2)), (e.in_register(e.at(b, b_panel)), vectors - 2)][: (vectors + 1) // 2]
-            with e.builder.if_then(accumulate):
-                for row in rows_of_c:
-                    for v in range(vectors):
-                        e.prefetch(row, v * e.lanes, write=False)
+            e.prefetch_rows(rows_of_c, vectors)
 
             def add_product(sums: Sums, _: Value, a_k: Value, b_k: Value, soon_k: Value) -> Sums:
                 if vectors == MOST_VECTORS:

@@ -123,6 +123,7 @@ def _tile(
         numbers = e.row_numbers(rows, height)
         rows_of_c = [e.at(c, e.number(c_rows, i)) for i in numbers]
         rows_of_a = [e.at(a, e.number(a_rows, i)) for i in numbers]
+        e.prefetch_rows(rows_of_c, vectors)
 
         def add_product(sums: Sums, k: Value, b_k: Value) -> Sums:
             offset = e.number(a_offsets, k)
