@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minidl.kernels.conv import choice, planes, pointwise, sizes, winograd_gradient
+from minidl.kernels.conv.geometry import shares
+from minidl.kernels.conv.line import HEIGHTS
 from minidl.kernels.conv.reference import output_size
 from minidl.kernels.conv.short import MOST_PRODUCTS
 from minidl.kernels.matmul.amx import SIDE
@@ -227,7 +230,23 @@ def _convolution(
     depth = weight[0] * weight[1] * channels // groups / (stride[0] * stride[1] if backward else 1)
     rows = images * high * wide if backward else pixels
     padded = arguments["padding"] != (0, 0)
-    return Work(multiply_adds, _direct(rows, depth, outputs // groups, groups, math.prod(source), padded))
+    step = 1 if backward else stride[1]
+    along = SimpleNamespace(spacing=dilation[1], step=step, taps=weight[1] // stride[1] if backward else weight[1])
+    tile = _tile_of(outputs // groups, along)
+    return Work(multiply_adds, _direct(rows, depth, outputs // groups, groups, math.prod(source), padded, tile))
+
+
+def _tile_of(columns: int, axis: Any) -> tuple[int, float]:
+    """Return the pixels of a tile of a direct convolution, and how many numbers it loads for a pixel and a product.
+
+    axis: the horizontal axis of the pass, or what `shares` needs of it (kernels/conv/geometry.py)
+    """
+    last = columns - (_panels(columns, 1)[0] - 1) * NR  # columns of the last panel
+    vectors = _up(last, LANES)
+    if not shares.py_func(axis) or vectors >= len(HEIGHTS) or 2 * last <= LANES:
+        return MR, 1.0
+    pixels, taps = HEIGHTS[vectors][0], min(3, axis.taps)  # of a group
+    return pixels, ((pixels - 1) * axis.step + taps) / (pixels * taps)
 
 
 def _panels(columns: int, groups: int) -> tuple[int, float]:
@@ -236,17 +255,22 @@ def _panels(columns: int, groups: int) -> tuple[int, float]:
     return groups * panels, _up(columns, LANES) * LANES / panels
 
 
-def _direct(rows: int, depth: float, columns: int, groups: int, source: int, padded: bool) -> list[Stream]:
-    """Return what kernels/conv/direct.py moves: rows are pixels, and sums of `depth` products are cut after KC."""
+def _direct(
+    rows: int, depth: float, columns: int, groups: int, source: int, padded: bool, tile: tuple[int, float]
+) -> list[Stream]:
+    """Return what kernels/conv/direct.py moves: rows are pixels, and sums of `depth` products are cut after KC.
+
+    tile: see _tile_of; the pixels that remain at the end of a line are counted like the others
+    """
     kc, (panels, wide) = min(depth, sizes.KC), _panels(columns, groups)
-    strips, chunks, blocks = _up(rows, MR), _up(rows, sizes.CHUNK), _up(rows, sizes.MC)
+    strips, chunks, blocks = _up(rows, tile[0]), _up(rows, sizes.CHUNK), _up(rows, sizes.MC)
     weights, block = FLOAT * depth * wide, FLOAT * source / blocks  # bytes of a panel of weights, of a block's pixels
-    piece, windows = FLOAT * kc * wide, FLOAT * MR * kc
+    piece, windows = FLOAT * kc * wide, FLOAT * tile[0] * tile[1] * kc
     return [
         Stream(panels * weights * (strips - chunks), 0, piece + windows),
         Stream(panels * weights * (chunks - blocks), 0, weights + windows),
         Stream(panels * weights * blocks, 0, panels * weights + block),
-        Stream(FLOAT * panels * rows * depth, 0, windows),
+        Stream(FLOAT * panels * rows * depth * tile[1], 0, windows),
         Stream(FLOAT * source * (panels - 1), FLOAT * source * padded, block + weights),
     ]
 

@@ -144,6 +144,18 @@ def test_a_convolution_has_a_quarter_of_the_products_with_winograd() -> None:
     assert direct.beyond(1 << 40) == fast.beyond(1 << 40) == (image + 9 * 64 * 64 * 4, image)
 
 
+def test_a_tile_of_neighbouring_pixels_loads_each_number_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 outputs: 12 pixels load 14 numbers of x for each channel and line of 3 taps, and 3 vectors of weights."""
+    monkeypatch.setattr(traffic, "LANES", 16)
+    monkeypatch.setattr(traffic, "HEIGHTS", ((0, 0, 0), (12, 8, 8), (8, 6, 4)))
+    monkeypatch.setattr(traffic, "panels_of", lambda columns, _: max(1, columns // 32))
+    tile = traffic._tile_of(16, SimpleNamespace(spacing=1, step=1, taps=3))
+    read = sum(stream.read for stream in traffic._direct(32 * 36, 3 * 3 * 5, 16, 1, 32 * 36 * 5, False, tile))
+    assert read == pytest.approx(32 * 3 * (3 * 5) * (14 + 3 * 16) * 4)  # 3 tiles in a line
+    assert traffic._tile_of(32, SimpleNamespace(spacing=1, step=2, taps=3)) == (8, 17 / 24)
+    assert traffic._tile_of(16, SimpleNamespace(spacing=1, step=3, taps=3)) == (8, 1.0)
+
+
 @pytest.mark.parametrize("kernel", ["forward", "backward_input", "backward_weight"])
 def test_each_pass_of_a_strided_convolution_has_the_products_of_its_definition(kernel: str) -> None:
     big, small, weight = (2, 32, 32, 16), (2, 16, 16, 32), (3, 3, 16, 32)
