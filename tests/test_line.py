@@ -1,4 +1,5 @@
-"""The tile of neighbouring pixels (kernels/conv/line.py) agrees with float64, and bit for bit with matmul/tile.py."""
+"""The tiles of neighbouring pixels (kernels/conv/line.py, line_gradient.py) agree with float64 and, in each bit, with
+matmul/tile.py."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import pytest
 
 from minidl.kernels.conv import cpu
 from minidl.kernels.conv.line import HEIGHTS, line_panel, pixels_in_tiles, twos_of
+from minidl.kernels.conv.line_gradient import HEIGHTS as GRADIENT_HEIGHTS
+from minidl.kernels.conv.line_gradient import line_gradient
 from minidl.kernels.matmul.tile import panel, panel_width
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -141,3 +144,37 @@ def test_a_pixel_has_the_same_bits_in_a_line_of_any_length(
         np.testing.assert_allclose(y, np.einsum("nijcuv,uvco->nijo", windows, weight), rtol=0, atol=1e-5 * abs(y).max())
     for other in found[1:]:
         np.testing.assert_array_equal(found[0], other)
+
+
+@DTYPES
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(("taps", "step"), [(2, 1), (3, 1), (3, 2), (5, 1), (7, 1)])
+def test_the_gradient_of_all_taps(dtype: str, taps: int, step: int, accumulate: bool) -> None:
+    """The memory around the sums must not change; lines of at least 3 pixels; any number of rows."""
+    for width in widths(dtype)[: 2 * len(GRADIENT_HEIGHTS) - 2]:
+        high, low = GRADIENT_HEIGHTS[1 if width <= widths(dtype)[1] else 2]
+        for lines, length, rows in ((1, 3, 1), (2, 4, high), (3, 9, high + 1), (1, 30, low), (2, 5, 3 * high)):
+            random = np.random.default_rng(rows * 100 + length)
+            pixel, wide = rows + 1, (length - 1) * step + taps  # a row is a channel of the only line of the window
+            a = random.standard_normal(3 + lines * wide * pixel).astype(dtype)
+            b = random.standard_normal((lines * length + 1, width + 2 + panel_width(a))).astype(dtype)
+            a_rows, c_rows, c_tap = np.arange(rows), random.permutation(rows) * (width + 2), rows * (width + 2)
+            a_lines = np.array([(line * wide + i * step) * pixel for line in range(lines) for i in range(length)])
+            before = random.standard_normal(7 + taps * c_tap + panel_width(a)).astype(dtype)
+            x, dy = a[3:].reshape(lines, wide, pixel).astype(np.float64), b[:-1, 1 : 1 + width]
+            expected = before.astype(np.float64)
+            for q, c_row in enumerate(c_rows):
+                for t in range(taps):
+                    row = expected[7 + c_row + t * c_tap :][:width]
+                    numbers = x[:, t : t + (length - 1) * step + 1 : step, q].reshape(-1)
+                    row[:] = numbers @ dy + (row if accumulate else 0)
+            c, other = before.copy(), before.copy()
+            b_step, b = b.shape[1], b.reshape(-1)
+            line_gradient(taps, step, lines, length, accumulate, a, a_rows, a_lines, pixel, 3, b, 1, b_step, c, c_rows,
+                          c_tap, 7, width, 0)  # fmt: skip
+            pairs = [(t, q) for t in range(taps) for q in range(rows)]
+            places, sums = np.array([(t * pixel + q, c_rows[q] + t * c_tap) for t, q in pairs]).T.copy()
+            panel(len(pairs), a_lines.size, accumulate, a, a_lines, places, 3, b, 1, b_step, other, sums, 7, width,
+                  False, b, 0, b)  # fmt: skip
+            np.testing.assert_allclose(c, expected, rtol=0, atol=TOLERANCE[dtype] * abs(expected).max())
+            np.testing.assert_array_equal(c, other)

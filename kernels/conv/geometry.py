@@ -143,11 +143,11 @@ def shares(axis: Axis) -> bool:
 
 @jit
 def _cost(layer: Layer, axis: Axis, array: ndarray) -> int:
-    """Estimate the time of a pass with this horizontal axis. A row of a tile takes 40 units, plus 4 units for each
+    """Estimate the time of a pass with this horizontal axis. A row of a tile takes 30 units, plus 4 units for each
     number of the source that the row multiplies (3 units if the row is a single vector, and one less in line.py). With
     several groups, the pixels of a bundle are stored one by one, in 60 units each."""
     products = layer.kernel[0] * layer.inner  # numbers of the source for each tap of the axis
-    row = 40 + (60 * axis.bundle if layer.groups > 1 and axis.bundle > 1 else 0)
+    row = 30 + (60 * axis.bundle if layer.groups > 1 and axis.bundle > 1 else 0)
     columns = axis.bundle * layer.outer
     number = (3 if columns <= lanes(array) else 4) - (1 if shares(axis) and 2 * columns > lanes(array) else 0)
     return (number * axis.taps * products + row) * axis.pixels

@@ -1,8 +1,9 @@
 """Direct convolution, weight gradient: dweight[u, v, c, o] = sum over pixels of x[pixel + (u, v), c] * dy[pixel, o].
 
 This is the formula for stride 1 and dilation 1 without padding. The micro-kernel of matmul/tile.py computes the sum: a
-tile's rows are weights (u, v, c), its columns are output channels, and k is an output pixel. Groups with few outputs
-use the tile of channels.py.
+tile's rows are weights (u, v, c), its columns are output channels, and k is an output pixel. Where neighbouring pixels
+share numbers of x, the tile of line_gradient.py computes all taps of a line of the window. Groups with few outputs use
+the tile of channels.py.
 
 The sum over all pixels of all images is long, the result is small. So dweight is cut into pieces that stay in cache,
 and the pixels are cut into parts (`splits` is their number). `_part` sums one piece over the pixels of one part. At the
@@ -30,6 +31,7 @@ from minidl.kernels.matmul.tile import columns_of, lanes, panel, panel_width, pa
 from .blocks import Block, Cut, block_at, clear, copy, copy_pixels, copy_size, cut_into_blocks, gather, place
 from .channels import channel_panel, channel_width
 from .geometry import Layer, bundle_of, by_channels, ceildiv, forward_axis, inside, layer_of
+from .line_gradient import computes_taps, line_gradient
 from .reference import Pair, Shape
 from .sizes import MAX_BUNDLE, MAX_PIECE, MAX_UNPACKED, MIN_TASKS, NR, SERIAL, WEIGHT_KC
 
@@ -103,8 +105,9 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
     pixels = WEIGHT_KC // layer.stride[1]  # with a stride, a block of as many pixels reads more of x
     cut = cut_into_blocks(part, v, h, x.shape[0], in_place, gap, pixels, x)
 
-    # dy is read in place or copied into panels, which use fewer cache lines.
-    dy_in_place = bundle == 1 and outer % lanes(x) == 0 and (across or rows * h.taps * layer.inner <= MAX_UNPACKED)
+    # dy is read in place, or copied into panels if these use fewer cache lines and the copy saves more than it costs.
+    few = across or rows * h.taps * layer.inner <= MAX_UNPACKED or outputs <= panel_width(x)
+    dy_in_place = bundle == 1 and outer % lanes(x) == 0 and few
     columns = bundle * min(some, outer - first)
     dy_step = columns if bundle > 1 else (channel_width(x) if across else 0)
     if dy_in_place:
@@ -123,6 +126,19 @@ def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
         tap, c = r // layer.inner, r % layer.inner
         a_rows[r] = place(cut, 0, tap // h.taps * cut.v.spacing, tap % h.taps * h.spacing) + c * cut.channel
         c_rows[r] = r * (outputs if h.bundle == 1 else panel_width(array))
+    return a_rows, c_rows
+
+
+@jit
+def _line_offsets(cut: Cut) -> tuple[ndarray, ndarray]:
+    """Return two offsets of each row of the tiles of line_gradient.py: in x (or in its copy), and in the sum. A row is
+    a line u of the window and a channel c."""
+    layer, rows = cut.layer, cut.layer.kernel[0] * cut.layer.inner
+    a_rows, c_rows = np.empty(rows, np.int64), np.empty(rows, np.int64)
+    for r in range(rows):
+        u, c = r // layer.inner, r % layer.inner
+        a_rows[r] = place(cut, 0, u * cut.v.spacing, 0) + c
+        c_rows[r] = (u * cut.h.taps * layer.inner + c) * layer.groups * layer.outer
     return a_rows, c_rows
 
 
@@ -209,6 +225,9 @@ def _part(
     cut, columns = piece.cut, piece.columns
     a_rows, c_rows = _weight_offsets(cut, x)
     a_offsets = _pixel_offsets(cut)
+    x_rows, sum_rows = _line_offsets(cut)
+    widest = columns_of(panels_of(columns, x) - 1, columns, x)
+    neighbours = not across and cut.h.bundle == 1 and computes_taps(cut.h, widest, x)
 
     size = max(WEIGHT_KC, cut.h.pixels) * ceildiv(columns, NR) * NR + NR  # copy_pixels writes beyond the end
     dy_copy, x_copy = memory[:size], memory[size:]
@@ -227,12 +246,17 @@ def _part(
         a, a_at = gather(cut, block, piece.group, source, x_copy)
         b, b_at, b_panel = _gather_dy(piece, block, gradient, dy_copy)
         pixels, accumulate = block.images * block.rows * cut.h.pixels, i > first
+        ahead = pixels * outputs if piece.dy_in_place else 0
         for p in range(_panels(piece, x)):
             column, width, step = _panel(p, piece, x)
             if across:
                 channel_panel(a_rows.size, pixels, accumulate, a, a_offsets, a_rows, a_at + column,
                               b, b_at + column * b_panel, step, result, c_rows, at + column, width, False, x_copy, 0,
                               x_copy)  # fmt: skip
+            elif neighbours:
+                line_gradient(cut.h.taps, cut.h.step, block.images * block.rows, cut.h.pixels, accumulate, a, x_rows,
+                              a_offsets, cut.pixel, a_at, b, b_at + column * b_panel, step, result, sum_rows,
+                              layer.inner * outputs, at + column, width, ahead)  # fmt: skip
             else:
                 panel(a_rows.size, pixels, accumulate, a, a_offsets, a_rows, a_at,
                       b, b_at + column * b_panel, step, result, c_rows, at + column, width, False, x_copy, 0,

@@ -102,6 +102,10 @@ class Emitter:
         """Return the product of two integers."""
         return self.builder.mul(self.integer(x), self.integer(factor))
 
+    def sum(self, x: Offset, y: Offset) -> Value:
+        """Return the sum of two integers."""
+        return self.builder.add(self.integer(x), self.integer(y))
+
     def smaller(self, x: Offset, y: Value) -> Value:
         """Return the smaller of two integers."""
         return self.builder.select(self.builder.icmp_signed("<", self.integer(x), y), self.integer(x), y)
