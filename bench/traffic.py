@@ -239,13 +239,14 @@ def _convolution(
 def _tile_of(columns: int, axis: Any) -> tuple[int, float]:
     """Return the pixels of a tile of a direct convolution, and how many numbers it loads for a pixel and a product.
 
-    axis: the horizontal axis of the pass, or what `shares` needs of it (kernels/conv/geometry.py)
+    axis: the horizontal axis of the pass, or what `shares` needs of it (kernels/conv/geometry.py). Bundles and short
+    lines are not known here.
     """
     last = columns - (_panels(columns, 1)[0] - 1) * NR  # columns of the last panel
     vectors = _up(last, LANES)
     if not shares.py_func(axis) or vectors >= len(HEIGHTS) or 2 * last <= LANES:
         return MR, 1.0
-    pixels, taps = HEIGHTS[vectors][0], min(3, axis.taps)  # of a group
+    pixels, taps = HEIGHTS[vectors][0], 2 if axis.taps in (2, 4) else 3  # of most groups
     return pixels, ((pixels - 1) * axis.step + taps) / (pixels * taps)
 
 

@@ -1,4 +1,4 @@
-"""Direct convolution, forward and data gradient: the micro-kernel of matmul/tile.py computes the sum of the definition.
+"""Direct convolution, forward and data gradient: two micro-kernels compute the sum of the definition.
 
 The work consists of passes; a pass computes one sum of the form in geometry.py. Forward needs one pass. The data
 gradient needs one pass for each remainder of a pixel's position modulo the stride (see `_cut`). The outputs of a pass
@@ -6,13 +6,15 @@ are divided into blocks (blocks.py). For each block:
 
 1. Unless the source can be read in place, `gather` copies what the block reads, with zeros around it, into memory
    that stays in the core's cache.
-2. `_sum` computes up to CHUNK pixels of a panel of outputs. A panel has as many channels as a tile has columns. The
-   rows of a tile are pixels. A table contains their offsets, so any stride is possible, and a tile may continue on the
-   next line of the image. The tile applies bias, scale and shift, shortcut and relu before it stores its sums.
+2. `_sum` computes about CHUNK pixels of a panel of outputs. A panel has as many channels as a tile has columns. The
+   rows of a tile are pixels. Where neighbouring pixels share numbers of the source, the tile of line.py computes most
+   of a line. The tile of matmul/tile.py computes all others: a table contains their offsets, so any stride is possible,
+   and a tile may continue on the next line of the image. The tiles apply bias, scale and shift, shortcut and relu
+   before they store their sums.
 3. Groups with few outputs use the tile of channels.py, or bundles of pixels (geometry.py). The sums of a bundle are
    contiguous, its pixels in y are not, so `spread_rows` copies them.
 
-The micro-kernel sums about KC products at a time, and then these sums are added: the rounding error is smaller than
+The micro-kernels sum about KC products at a time, and then these sums are added: the rounding error is smaller than
 that of one long sum (README.md, "Accuracy"). The tile of channels.py computes one long sum.
 """
 
@@ -28,8 +30,18 @@ from minidl.kernels.matmul.tile import columns_of, panel, panel_width, panels_of
 from . import geometry
 from .blocks import Cut, block_at, copy_size, cut_into_blocks, gather, place, row_of_outputs
 from .channels import channel_panel, channel_width
-from .geometry import Axis, Layer, bundle_of, by_channels, ceildiv, forward_axis, gradient_axis, layer_of, shares
-from .line import line_panel, pixels_in_tiles, twos_of
+from .geometry import (
+    Layer,
+    bundle_of,
+    bundles_in_tiles,
+    by_channels,
+    ceildiv,
+    forward_axis,
+    gradient_axis,
+    layer_of,
+    whole_bundles,
+)
+from .line import line_panel, twos_of
 from .reference import Pair, Shape
 from .rows import fill_end, spread_rows
 from .sizes import CHUNK, KC, MAX_BUNDLE, MC, NR, SERIAL
@@ -85,34 +97,26 @@ def _panel_at(cut: Cut, group: int, number: int, array: ndarray) -> int:
 
 
 @jit
-def _pixels_in_tiles(cut: Cut, array: ndarray) -> int:
-    """Return how many pixels (or bundles) of each row of outputs line.py computes."""
-    layer, h, columns = cut.layer, cut.h, cut.h.bundle * cut.layer.outer
-    if by_channels(layer) or not shares(h) or (layer.groups > 1 and h.bundle > 1):
-        return 0
-    return pixels_in_tiles(_whole(h), columns_of(panels_of(columns, array) - 1, columns, array), array)
+def _products(cut: Cut, lined: bool) -> ndarray:
+    """Return the order of the products of a sum: for each of them, the line and the column of taps, and the channel.
 
-
-@jit
-def _whole(h: Axis) -> int:
-    """Return the number of complete bundles in a row of outputs."""
-    return h.pixels - 1 if h.rest < h.bundle else h.pixels
-
-
-@jit
-def _product(cut: Cut, pixels: int, k: int) -> tuple[int, int, int]:
-    """Return the line and the column of taps, and the channel, of product k of a sum.
-
-    The channels of a tap follow one another or, if the pass uses line.py (pixels > 0), the taps of a group do.
+    The channels of a tap follow one another or, if line.py computes pixels (`lined`), the taps of a group do.
     """
-    taps, inner = cut.h.taps, cut.layer.inner
-    if pixels == 0:
-        return k // inner // taps, k // inner % taps, k % inner
-    size, first, groups = 3, 0, (taps - 2 * twos_of(taps)) // 3
-    if k >= _threes(cut):
-        k, size, first, groups = k - _threes(cut), 2, 3 * groups, twos_of(taps)
-    group = k // size // inner
-    return group // groups, first + group % groups * size + k % size, k // size % inner
+    found = np.empty((cut.v.taps * cut.h.taps * cut.layer.inner, 3), np.int64)
+    twos = twos_of(cut.h.taps)
+    number, first = 0, 0
+    for size in range(3, 0, -1):  # taps in a group
+        groups = 0 if size == 1 else (cut.h.taps - 2 * twos) // 3 if size == 3 else twos
+        if not lined:
+            groups = cut.h.taps if size == 1 else 0
+        for s in range(cut.v.taps):
+            for group in range(groups):
+                for k in range(cut.layer.inner):
+                    for t in range(first + group * size, first + (group + 1) * size):
+                        found[number, 0], found[number, 1], found[number, 2] = s, t, k
+                        number += 1
+        first += groups * size
+    return found
 
 
 @jit
@@ -122,11 +126,10 @@ def _threes(cut: Cut) -> int:
 
 
 @apart_jit
-def _pack(number: int, cut: Cut, weight: ndarray, backward: bool, packed: ndarray) -> None:
-    """Pack the weights of panel `number`, counted over all groups: (taps, inner, columns).
+def _pack(number: int, cut: Cut, products: ndarray, weight: ndarray, backward: bool, packed: ndarray) -> None:
+    """Pack the weights of panel `number`, counted over all groups: (products, columns), in the order of `_products`.
 
-    The columns are whole vectors. Beyond the last output, weights are 0. The products of a sum are in the order of
-    `_product`.
+    The columns are whole vectors. Beyond the last output, weights are 0.
     """
     layer, v, h, outer = cut.layer, cut.v, cut.h, cut.layer.outer
     if by_channels(layer):
@@ -137,9 +140,8 @@ def _pack(number: int, cut: Cut, weight: ndarray, backward: bool, packed: ndarra
         each = columns_of(panel, columns, packed)
         width, first = whole_vectors(each, packed), group * outer + panel * panel_width(packed)
         at = _panel_at(cut, group, panel, packed) * v.taps * h.taps * layer.inner
-    pixels = _pixels_in_tiles(cut, packed)
-    for product in range(v.taps * h.taps * layer.inner):
-        s, t, k = _product(cut, pixels, product)
+    for product in range(products.shape[0]):
+        s, t, k = products[product, 0], products[product, 1], products[product, 2]
         u, column = v.tap + s * v.tap_step, h.tap + t * h.tap_step
         row = packed[at : at + width]
         for p in range(h.bundle):
@@ -152,11 +154,11 @@ def _pack(number: int, cut: Cut, weight: ndarray, backward: bool, packed: ndarra
 
 
 @jit
-def _source_offsets(cut: Cut, pixels: int) -> ndarray:
-    """Return the offset of each product of a sum, in what a block reads; pixels: see _pixels_in_tiles."""
-    offsets = np.empty(cut.v.taps * cut.h.taps * cut.layer.inner, np.int64)
+def _source_offsets(cut: Cut, products: ndarray) -> ndarray:
+    """Return the offset of each product of a sum, in what a block reads."""
+    offsets = np.empty(products.shape[0], np.int64)
     for k in range(offsets.size):
-        s, t, channel = _product(cut, pixels, k)
+        s, t, channel = products[k, 0], products[k, 1], products[k, 2]
         offsets[k] = place(cut, 0, s * cut.v.spacing, t * cut.h.spacing) + channel * cut.channel
     return offsets
 
@@ -194,6 +196,7 @@ def _sum(
     rows, depth, k = a_rows.size, a_offsets.size, 0
     while k < depth:
         rest = threes - k if k < threes and depth > KC else depth - k
+        # A multiple of 6: whole groups of 3 and of 2 taps
         some = min(rest, ceildiv(ceildiv(rest, ceildiv(rest, KC)), 6) * 6)
         finishes = finish and k + some == depth
         if length:
@@ -232,14 +235,14 @@ def _pass(
         _clear(task, tasks, cut, shortcut, y)
         return
     outputs = layer.groups * layer.outer
-    pixels = _pixels_in_tiles(cut, packed)
-    ends = pixels, _whole(h), h.pixels
+    pixels = bundles_in_tiles(layer, h, packed)
+    ends = pixels, whole_bundles(h), h.pixels
     threes = _threes(cut) if pixels else 0
     a_rows, c_rows = _pixel_offsets(cut, outputs, ends)
     sums, copied = memory[: CHUNK * NR], memory[CHUNK * NR :]
     rows_of_sums = np.arange(CHUNK) * panel_width(sums)
     apart = layer.groups > 1 and h.bundle > 1  # in y, other groups lie between the outputs of a bundle
-    a_offsets = _source_offsets(cut, pixels)
+    a_offsets = _source_offsets(cut, _products(cut, pixels > 0))
     groups, columns, width = layer.groups, h.bundle * layer.outer, panel_width(packed)
     panels = panels_of(columns, packed)
     if across:
@@ -330,8 +333,9 @@ def _task(
             continue  # the pass for horizontal remainder 0 computes these pixels, too
         cut = _cut(remainder, bundle, tasks, layer, source, backward, out)
         if phase == 0:
+            products = _products(cut, bundles_in_tiles(layer, cut.h, packed) > 0)
             for number in range(task * panels // tasks, (task + 1) * panels // tasks):
-                _pack(number, cut, weight, backward, packed[at:])
+                _pack(number, cut, products, weight, backward, packed[at:])
         else:
             _pass(task, tasks, cut, source, packed[at:], mine, finish, end, shortcut, out)
         at += cut.v.taps * cut.h.taps * layer.inner * row

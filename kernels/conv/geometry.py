@@ -27,8 +27,9 @@ from typing import NamedTuple
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit
-from minidl.kernels.matmul.tile import lanes, panel_width
+from minidl.kernels.matmul.tile import columns_of, lanes, panel_width, panels_of
 
+from .line import pixels_in_tiles
 from .reference import Pair, Shape
 from .sizes import MAX_BUNDLE, NR
 
@@ -142,15 +143,29 @@ def shares(axis: Axis) -> bool:
 
 
 @jit
+def whole_bundles(axis: Axis) -> int:
+    """Return the number of complete bundles in a row of outputs."""
+    return axis.pixels - 1 if axis.rest < axis.bundle else axis.pixels
+
+
+@jit
+def bundles_in_tiles(layer: Layer, axis: Axis, array: ndarray) -> int:
+    """Return how many pixels (or bundles) of each row of outputs line.py computes; axis: the horizontal one."""
+    columns = axis.bundle * layer.outer
+    if by_channels(layer) or not shares(axis) or (layer.groups > 1 and axis.bundle > 1):
+        return 0
+    return pixels_in_tiles(whole_bundles(axis), columns_of(panels_of(columns, array) - 1, columns, array), array)
+
+
+@jit
 def _cost(layer: Layer, axis: Axis, array: ndarray) -> int:
     """Estimate the time of a pass with this horizontal axis. A row of a tile takes 30 units, plus 4 units for each
-    number of the source that the row multiplies (3 units if the row is a single vector, and one less in line.py). With
+    number of the source that the row multiplies (3 units if the row is a single vector; one less in line.py). With
     several groups, the pixels of a bundle are stored one by one, in 60 units each."""
-    products = layer.kernel[0] * layer.inner  # numbers of the source for each tap of the axis
+    numbers = axis.taps * layer.kernel[0] * layer.inner  # of the source, for each row
     row = 30 + (60 * axis.bundle if layer.groups > 1 and axis.bundle > 1 else 0)
-    columns = axis.bundle * layer.outer
-    number = (3 if columns <= lanes(array) else 4) - (1 if shares(axis) and 2 * columns > lanes(array) else 0)
-    return (number * axis.taps * products + row) * axis.pixels
+    each = 3 if axis.bundle * layer.outer <= lanes(array) else 4
+    return (each * numbers + row) * axis.pixels - numbers * bundles_in_tiles(layer, axis, array)
 
 
 @apart_jit

@@ -1,8 +1,9 @@
 """The tile of neighbouring pixels of a line: a number of x that several pixels read is loaded once.
 
-    c[c_rows[i] + j]  =  sum over r < rounds, t < taps of   a[a_at + (i * step + t) * pixel + offsets[r]]  *  b[r, t, j]
+    c[c_rows[i] + j]  =  sum over r < rounds, t < taps of
+                         a[a_at + (i * step + t) * pixel + offsets[r * taps]]  *  b[b_at + (r * taps + t) * b_step + j]
 
-    i    pixels next to each other in a line of outputs
+    i    pixels next to each other in a line of outputs; a_at belongs to the first one
     j    output channels, one vector or two
     r    an input channel of a group of neighbouring taps (below)
 
@@ -13,8 +14,8 @@ number. Here the loop over the numbers is outside, and each is multiplied by all
     line.py                                     10 numbers + 6 vectors     = 16
 
 So a single vector of outputs suffices as well: 12 pixels, 14 numbers and 3 vectors are 17 loads for 36 multiply-adds,
-instead of 39. An Intel Xeon (family 6, model 106) loads about two numbers in the time of three multiply-adds: there,
-this tile reaches 93 to 97% of the rate of multiply-adds, the tile of one vector in matmul/tile.py 55%.
+instead of 40. An Intel Xeon (family 6, model 106) loads about two numbers in the time of three multiply-adds: there,
+this tile reaches 89 to 95% of the rate of multiply-adds, the tile of one vector in matmul/tile.py 50%.
 
 The vectors of b for all taps of a group stay in registers, so a group has 3 or 2 taps. A window of 5 columns has groups
 of 3 and 2 taps, one of 7 columns 3, 2 and 2. All groups of 3 taps, of all lines of the window, come first.
@@ -46,10 +47,13 @@ def _heights(width: int, array: ndarray) -> tuple[int, int, int]:
 
 @jit
 def pixels_in_tiles(pixels: int, width: int, array: ndarray) -> int:
-    """Return how many of the pixels of a line tiles of this width can compute: as many as possible."""
+    """Return how many of the pixels of a line tiles of this width compute: as many as possible, unless there are few.
+
+    A low tile alone would load nearly as much as tile.py, and read the weights twice as often.
+    """
     high, middle, low = _heights(width, array)
     unit = high - middle if high > middle else low
-    return pixels // unit * unit if 0 < low <= pixels else 0
+    return pixels // unit * unit if 0 < middle <= pixels else 0
 
 
 @jit
@@ -73,7 +77,8 @@ def _tile(
     pixel: Value, a_at: Value, b: Value, b_at: Value, b_step: Value, c: Value, c_rows: Value, c_at: Value, width: Value,
     finish: Value, end: Value, end_at: Value, end_step: Value, shortcut: Value, adds: Value,
 ) -> None:  # fmt: skip
-    """Compute a tile. threes, twos: rounds with groups of 3 and of 2 taps; offsets: of each product, not each round."""
+    """Compute a tile; threes, twos: the rounds with groups of 3 and of 2 taps. If `accumulate`, add the sums to c; if
+    `finish`, apply the end of the layer (matmul/tile.py)."""
     a, b, c, shortcut = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(shortcut, c_at)
 
     def tile(vectors: int, pixels: int, step: int) -> None:
@@ -125,7 +130,7 @@ def line_panel(
     a_rows: ndarray, pixel: int, a_at: int, b: ndarray, b_at: int, b_step: int, c: ndarray, c_rows: ndarray, c_at: int,
     width: int, finish: bool, end: ndarray, end_at: int, shortcut: ndarray,
 ) -> None:  # fmt: skip
-    """Compute a column of tiles, for `length` pixels in each of some lines; pixels_in_tiles(length) must be `length`.
+    """Compute a column of tiles, for `length` pixels in each of some lines: a sum of heights of tiles of this width.
 
     step: 1 or 2; threes, twos: the rounds of the sum that have groups of 3 and of 2 taps; pixel: the distance from one
     pixel of `a` to the next. The other arguments: as in matmul/tile.py's panel.

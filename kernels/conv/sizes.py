@@ -13,7 +13,7 @@ KC_5X5 = 64  # the same limit for Winograd's F(4x4,5x5), whose transforms enlarg
 TILES_5X5 = 32  # tiles that the weight gradient of F(4x4,5x5) sums in one go, if it has only one partial sum
 WEIGHT_KC = 256  # like MC, for a block of the direct weight gradient; divided by the horizontal stride
 
-CHUNK = 128  # pixels whose sums are computed together for each panel, while the pixels are in L1 or L2
+CHUNK = 128  # about as many pixels' sums are computed together for each panel, while the pixels are in L1 or L2
 MAX_BUNDLE = 8  # at most this many pixels are computed as one (geometry.py): the window of a long bundle has many zeros
 MAX_COPY = 48 * 1024  # a block's copy has at most this many numbers, unless one output row needs more: it stays in L2
 MAX_PIECE = 96 * 1024  # about this many numbers of dweight are summed at a time: they stay in L2

@@ -299,13 +299,14 @@ class Emitter:
         return added
 
     def prefetch_rows(self, rows: list[Value], vectors: int) -> None:
-        """Begin to load the lines of a tile of c into the first level, to write them while the sums are computed.
+        """Begin to load the lines of a tile of c into the first level, to write them when the sums are complete.
 
-        A store to a line that is not there waits for it, and few stores can wait at a time.
+        A store to a line that is not there waits for it, and few stores can wait at a time. If a row does not begin on
+        a line, its last line is left out.
         """
         for row in rows:
-            for v in range(vectors):
-                self.prefetch(row, v * self.lanes, write=True, level=1)
+            for number in range(0, vectors * self.lanes, 64 // self.bytes):
+                self.prefetch(row, number, write=True, level=1)
 
     def plus(self, sums: Sums, accumulate: Value, rows: list[Value], width: Value) -> Sums:
         """Return the sums, plus c if `accumulate`; row i of c begins at the pointer rows[i]."""

@@ -1,7 +1,8 @@
 """The micro-kernel: one small tile of a sum of products, kept in vector registers from beginning to end.
 
 Direct convolutions run on this loop. Matrix products and Winograd convolutions run on a simpler form in product.py.
-conv/channels.py, tall.py and short.py are variants. For `rows` x `width` numbers of c, the micro-kernel computes
+conv/line.py, line_gradient.py, channels.py, tall.py and short.py are variants. For `rows` x `width` numbers of c, the
+micro-kernel computes
 
     c[c_rows[i] + j]  =  sum over k of   a[a_rows[i] + a_offsets[k]]  *  b[k * b_step + j]
 
@@ -69,7 +70,7 @@ def whole_vectors(columns: int, array: ndarray) -> int:
 def panels_of(columns: int, array: ndarray) -> int:
     """Return into how many panels to divide columns of a convolution. A panel has two vectors, the last up to three.
 
-    A tile of one vector would load a number of `a` for each multiply-add, and reach two thirds of their rate.
+    A tile of one vector would load a number of `a` for each multiply-add, and reach 50 to 67% of their rate.
     """
     return max(1, whole_vectors(columns, array) // panel_width(array))
 
