@@ -32,6 +32,7 @@ from .geometry import Axis, ceildiv, shares
 from .line import twos_of
 
 HEIGHTS = ((0, 0), (8, 5), (4, 3)) if REGISTERS == 32 else ((0, 0), (4, 3))  # rows q of tiles, for 0 to 2 vectors
+SHORTEST = 6, 16  # pixels in a line, for step 1 and 2: in shorter ones, its ends take longer than is saved
 
 
 @jit
@@ -39,7 +40,7 @@ def computes_taps(axis: Axis, width: int, array: ndarray) -> bool:
     """Return whether this file has a tile for an axis of taps, and panels of at most this many columns."""
     vectors = whole_vectors(width, array) // lanes(array)
     wide = 2 * width > lanes(array) and vectors < len(HEIGHTS)  # half a vector: see Emitter.narrowest
-    return shares(axis) and wide and axis.pixels > 2
+    return shares(axis) and wide and axis.pixels >= SHORTEST[axis.step - 1]
 
 
 @instructions
