@@ -102,13 +102,11 @@ def _products(cut: Cut, lined: bool) -> ndarray:
 
     The channels of a tap follow one another or, if line.py computes pixels (`lined`), the taps of a group do.
     """
-    found = np.empty((cut.v.taps * cut.h.taps * cut.layer.inner, 3), np.int64)
-    twos = twos_of(cut.h.taps)
+    taps, twos = cut.h.taps, twos_of(cut.h.taps) if lined else 0
+    threes, ones = ((taps - 2 * twos) // 3, 0) if lined else (0, taps)
+    found = np.empty((cut.v.taps * taps * cut.layer.inner, 3), np.int64)
     number, first = 0, 0
-    for size in range(3, 0, -1):  # taps in a group
-        groups = 0 if size == 1 else (cut.h.taps - 2 * twos) // 3 if size == 3 else twos
-        if not lined:
-            groups = cut.h.taps if size == 1 else 0
+    for size, groups in ((3, threes), (2, twos), (1, ones)):
         for s in range(cut.v.taps):
             for group in range(groups):
                 for k in range(cut.layer.inner):

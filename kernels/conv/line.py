@@ -33,7 +33,6 @@ from minidl.kernels.matmul.tile import end_of_layer, lanes, whole_vectors
 HEIGHTS = ((0, 0, 0), (8, 8, 8), (4, 4, 4))
 if REGISTERS == 32:
     HEIGHTS = ((0, 0, 0), (12, 8, 8), (8, 6, 4))
-STEPS = 1, 2
 
 
 @jit
@@ -116,12 +115,11 @@ def _tile(
     def tiles(vectors: int, step: int) -> None:
         e.lowest(pixels, sorted(set(HEIGHTS[vectors]), reverse=True), lambda height: tile(vectors, height, step))
 
-    most = len(HEIGHTS) - 1
-    with e.builder.if_else(e.builder.icmp_signed("==", step, e.integer(STEPS[0]))) as (one, two):
+    with e.builder.if_else(e.builder.icmp_signed("==", step, e.integer(1))) as (one, two):
         with one:
-            e.fewest_vectors(width, most, lambda vectors: tiles(vectors, STEPS[0]))
+            e.fewest_vectors(width, len(HEIGHTS) - 1, lambda vectors: tiles(vectors, 1))
         with two:
-            e.fewest_vectors(width, most, lambda vectors: tiles(vectors, STEPS[1]))
+            e.fewest_vectors(width, len(HEIGHTS) - 1, lambda vectors: tiles(vectors, 2))
 
 
 @apart_jit

@@ -27,7 +27,7 @@ from .tile import lanes
 
 
 @instructions
-def _transpose(
+def transpose_square(
     e: Emitter, source: Value, at: Value, step: Value, rows: Value, target: Value, to: Value, width: Value
 ) -> None:
     """target[to + j * width + i] = source[at + min(i, rows - 1) * step + j]  for i, j < lanes"""
@@ -82,7 +82,7 @@ def pack_columns(b: ndarray, at: int, column: int, depth: int, width: int, packe
         for k in range(0, depth, side):
             corner = at + left * column + k
             if corner + (count - 1) * column + side <= b.size:
-                _transpose(b, corner, column, count, packed, k * pitch + left, pitch)
+                transpose_square(b, corner, column, count, packed, k * pitch + left, pitch)
             else:  # the last row of the square ends beyond b
                 for i in range(k, min(k + side, depth)):
                     for j in range(left, left + count):

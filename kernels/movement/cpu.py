@@ -3,9 +3,10 @@ planes, and the planes are divided among the threads.
 
 Memory limits a copy, and memory moves whole cache lines of 16 numbers. If source and target are contiguous along the
 last axis, whole lines are used. In a transpose, the target is contiguous within a row of the plane, and the source
-within a column. Four rows are written simultaneously, so that four neighbours in the source are read together. The loop
-processes COLUMNS columns at a time, so that the source's lines are still in the first-level cache for the next
-four rows.
+within a column. So squares of as many rows and columns as a vector has numbers are transposed in registers
+(matmul/pack.py). In planes that are smaller than a square, four rows are written simultaneously, and four neighbours in
+the source are read together. This loop processes COLUMNS columns at a time, so that the source's lines are still in the
+first-level cache for the next four rows.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
+from minidl.kernels.matmul.pack import transpose_square
+from minidl.kernels.matmul.tile import lanes
 
 from .reference import __all__ as __all__
 
@@ -66,6 +69,14 @@ def _merged(shape: ndarray, source_strides: ndarray, target_strides: ndarray) ->
 @jit
 def _transpose_plane(source: ndarray, step: int, target: ndarray, t_row: int, rows: int, columns: int) -> None:
     """target[r * t_row + c] = source[c * step + r]"""
+    side = lanes(source)
+    if rows >= side and columns >= side:  # the last squares overlap the ones before them
+        for c in range(0, columns, side):
+            left = min(c, columns - side)
+            for r in range(0, rows, side):
+                top = min(r, rows - side)
+                transpose_square(source, left * step + top, step, side, target, top * t_row + left, t_row)
+        return
     for c0 in range(0, columns, COLUMNS):
         count = min(COLUMNS, columns - c0)
         r = 0

@@ -43,11 +43,11 @@ def merged(
 
 
 @jit
-def four_rows(
+def planes(
     source: ndarray, source_offset: int, source_strides: ndarray, shape: ndarray,
     target_offset: int, target_strides: ndarray, target: ndarray,
 ) -> None:  # fmt: skip
-    """Copy planes of two axes; a transpose reads four neighbours together and writes them into four rows."""
+    """Copy planes of two axes; squares of a transpose are turned in registers."""
     axes = cpu._merged(shape, source_strides, target_strides)
     cpu._copy_planes(source, source_offset, target, target_offset, axes, 0, np.prod(axes[0, :-2]))
 
@@ -55,6 +55,6 @@ def four_rows(
 RUNGS = {
     "1 an odometer over all axes": odometer,
     "2 axes merged": merged,
-    "3 planes, four rows at once": four_rows,
+    "3 planes, squares in registers": planes,
     "4 planes, all threads": cpu.copy,
 }
