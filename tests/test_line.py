@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minidl.kernels.conv import cpu
-from minidl.kernels.conv.line import HEIGHTS, line_panel, pixels_in_tiles, twos_of
+from minidl.kernels.conv.line import HEIGHTS, line_panel, pixels_in_tiles, threes_of
 from minidl.kernels.conv.line_gradient import HEIGHTS as GRADIENT_HEIGHTS
 from minidl.kernels.conv.line_gradient import line_gradient
 from minidl.kernels.matmul.tile import panel, panel_width
@@ -58,12 +58,12 @@ def check(
             bias, scale, shift, least = end[:4, 2 : 2 + width]
             row[:] = np.maximum((row + bias) * scale + shift + (shortcut[7 + c_row :][:width] if adds else 0), least)
 
-    twos = LINES_OF_TAPS * twos_of(taps) * CHANNELS
+    threes = LINES_OF_TAPS * threes_of(taps) * CHANNELS
     rest = a_offsets, a_rows, 3, b.reshape(-1), 1, columns + 1
     last = c_rows, 7, width, finish, end.reshape(-1), 2, shortcut
     c, other = before.copy(), before.copy()
-    line_panel(LINES, length, step, (len(products) - 2 * twos) // 3, twos, accumulate, a, *rest[:2], pixel, *rest[2:],
-               c, *last)  # fmt: skip
+    line_panel(LINES, length, step, threes, (len(products) - 3 * threes) // 2, accumulate, a, *rest[:2], pixel,
+               *rest[2:], c, *last)  # fmt: skip
     panel(a_rows.size, len(products), accumulate, a, *rest, other, *last)
     np.testing.assert_allclose(c, expected, rtol=0, atol=TOLERANCE[dtype] * abs(expected).max())
     np.testing.assert_array_equal(c, other)

@@ -41,7 +41,7 @@ from .geometry import (
     layer_of,
     whole_bundles,
 )
-from .line import line_panel, twos_of
+from .line import line_panel, threes_of
 from .reference import Pair, Shape
 from .rows import fill_end, spread_rows
 from .sizes import CHUNK, KC, MAX_BUNDLE, MC, NR, SERIAL
@@ -102,8 +102,8 @@ def _products(cut: Cut, lined: bool) -> ndarray:
 
     The channels of a tap follow one another or, if line.py computes pixels (`lined`), the taps of a group do.
     """
-    taps, twos = cut.h.taps, twos_of(cut.h.taps) if lined else 0
-    threes, ones = ((taps - 2 * twos) // 3, 0) if lined else (0, taps)
+    taps, threes = cut.h.taps, threes_of(cut.h.taps)
+    threes, twos, ones = (threes, (taps - 3 * threes) // 2, 0) if lined else (0, 0, taps)
     found = np.empty((cut.v.taps * taps * cut.layer.inner, 3), np.int64)
     number, first = 0, 0
     for size, groups in ((3, threes), (2, twos), (1, ones)):
@@ -120,7 +120,7 @@ def _products(cut: Cut, lined: bool) -> ndarray:
 @jit
 def _threes(cut: Cut) -> int:
     """Return how many products belong to groups of 3 taps (line.py): these are the first ones."""
-    return cut.v.taps * (cut.h.taps - 2 * twos_of(cut.h.taps)) * cut.layer.inner
+    return cut.v.taps * 3 * threes_of(cut.h.taps) * cut.layer.inner
 
 
 @apart_jit

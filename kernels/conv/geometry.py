@@ -27,7 +27,7 @@ from typing import NamedTuple
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit
-from minidl.kernels.matmul.tile import columns_of, lanes, panel_width, panels_of
+from minidl.kernels.matmul.tile import lanes, panel_width, widest_panel
 
 from .line import pixels_in_tiles
 from .reference import Pair, Shape
@@ -154,7 +154,7 @@ def bundles_in_tiles(layer: Layer, axis: Axis, array: ndarray) -> int:
     columns = axis.bundle * layer.outer
     if by_channels(layer) or not shares(axis) or (layer.groups > 1 and axis.bundle > 1):
         return 0
-    return pixels_in_tiles(whole_bundles(axis), columns_of(panels_of(columns, array) - 1, columns, array), array)
+    return pixels_in_tiles(whole_bundles(axis), widest_panel(columns, array), array)
 
 
 @jit

@@ -65,9 +65,9 @@ def _next_tile(rest: int, heights: tuple[int, int, int]) -> int:
 
 
 @jit
-def twos_of(taps: int) -> int:
-    """Return how many groups of 2 taps there are among `taps` taps, at least 2; all others have 3."""
-    return -taps % 3
+def threes_of(taps: int) -> int:
+    """Return how many groups of 3 taps there are among `taps` taps, at least 2; all others have 2."""
+    return (taps - 2 * (-taps % 3)) // 3
 
 
 @instructions

@@ -29,7 +29,7 @@ from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.tile import lanes, whole_vectors
 
 from .geometry import Axis, ceildiv, shares
-from .line import twos_of
+from .line import threes_of
 
 HEIGHTS = ((0, 0), (8, 5), (4, 3)) if REGISTERS == 32 else ((0, 0), (4, 3))  # rows q of tiles, for 0 to 2 vectors
 SHORTEST = 6, 16  # pixels in a line, for step 1 and 2: in shorter ones, its ends take longer than is saved
@@ -118,10 +118,10 @@ def line_gradient(
     a_at, b_at, c_at: the indices from which the offsets count; width: the columns, at most two vectors; length: at
     least 3; a_lines: the offsets of all pixels, of which those of the first pixels of lines are used
     """
-    vectors, first, threes = whole_vectors(width, b) // lanes(b), 0, taps - 2 * twos_of(taps)
+    vectors, first = whole_vectors(width, b) // lanes(b), 0
     each = ceildiv(a_rows.size, ceildiv(a_rows.size, HEIGHTS[vectors][0]))
     while first < taps:
-        some = 3 if first < threes else 2
+        some = 3 if first < 3 * threes_of(taps) else 2
         for q in range(0, a_rows.size, each):
             _tile(min(each, a_rows.size - q), some, step, lines, length, accumulate, a, a_rows[q:], a_lines, pixel,
                   a_at + first * pixel, b, b_at, b_step, c, c_rows[q:], c_tap, c_at + first * c_tap,

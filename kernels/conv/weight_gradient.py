@@ -26,7 +26,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from minidl.kernels.matmul.blocks import LINE, aligned
-from minidl.kernels.matmul.tile import columns_of, lanes, panel, panel_width, panels_of, whole_vectors
+from minidl.kernels.matmul.tile import columns_of, lanes, panel, panel_width, panels_of, whole_vectors, widest_panel
 
 from .blocks import Block, Cut, block_at, clear, copy, copy_pixels, copy_size, cut_into_blocks, gather, place
 from .channels import channel_panel, channel_width
@@ -130,16 +130,10 @@ def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
 
 
 @jit
-def _line_offsets(cut: Cut) -> tuple[ndarray, ndarray]:
-    """Return two offsets of each row of the tiles of line_gradient.py: in x (or in its copy), and in the sum. A row is
-    a line u of the window and a channel c."""
-    layer, rows = cut.layer, cut.layer.kernel[0] * cut.layer.inner
-    a_rows, c_rows = np.empty(rows, np.int64), np.empty(rows, np.int64)
-    for r in range(rows):
-        u, c = r // layer.inner, r % layer.inner
-        a_rows[r] = place(cut, 0, u * cut.v.spacing, 0) + c
-        c_rows[r] = (u * cut.h.taps * layer.inner + c) * layer.groups * layer.outer
-    return a_rows, c_rows
+def _of_first_taps(cut: Cut, offsets: ndarray) -> ndarray:
+    """Return those of the offsets (u, v, c) with v = 0: of the rows of the tiles of line_gradient.py."""
+    inner = cut.layer.inner
+    return offsets.reshape(offsets.size // (cut.h.taps * inner), cut.h.taps * inner)[:, :inner].copy().reshape(-1)
 
 
 @jit
@@ -225,9 +219,8 @@ def _part(
     cut, columns = piece.cut, piece.columns
     a_rows, c_rows = _weight_offsets(cut, x)
     a_offsets = _pixel_offsets(cut)
-    x_rows, sum_rows = _line_offsets(cut)
-    widest = columns_of(panels_of(columns, x) - 1, columns, x)
-    neighbours = not across and cut.h.bundle == 1 and computes_taps(cut.h, widest, x)
+    neighbours = not across and cut.h.bundle == 1 and computes_taps(cut.h, widest_panel(columns, x), x)
+    x_rows, sum_rows = _of_first_taps(cut, a_rows), _of_first_taps(cut, c_rows)
 
     size = max(WEIGHT_KC, cut.h.pixels) * ceildiv(columns, NR) * NR + NR  # copy_pixels writes beyond the end
     dy_copy, x_copy = memory[:size], memory[size:]

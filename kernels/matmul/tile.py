@@ -82,6 +82,12 @@ def columns_of(number: int, columns: int, array: ndarray) -> int:
     return columns - first if number + 1 == panels_of(columns, array) else panel_width(array)
 
 
+@jit
+def widest_panel(columns: int, array: ndarray) -> int:
+    """Return the width of the last panel of these columns: no other one is wider."""
+    return columns_of(panels_of(columns, array) - 1, columns, array)
+
+
 def end_of_layer(
     e: Emitter, totals: Sums, width: Value, finish: Value, end: Value, end_step: Value, others: list[Value], adds: Value
 ) -> Sums:
