@@ -356,12 +356,15 @@ def test_a_replay_allocates_almost_no_memory() -> None:
     gradient = Gradient(model, cross_entropy)
     x, y = batch(shape, 8)
     gradient(x, y), gradient(x, y)
-    tracemalloc.start()
-    gradient(x, y)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    peaks = []
+    for _ in range(3):
+        tracemalloc.start()
+        gradient(x, y)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
     # A replay may allocate small objects and, for each thread, tables of offsets. One activation has 147,456 bytes.
-    assert peak < 20_000 + 30_000 * threads()
+    # The least of three: another thread of this process, such as that of pytest-xdist, may allocate during one of them.
+    assert min(peaks) < 20_000 + 30_000 * threads()
 
 
 def test_unknown_memory_is_refused() -> None:
