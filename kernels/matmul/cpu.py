@@ -3,8 +3,9 @@
 The output is divided into pairs of panels of NR columns, and each pair into strips of PRODUCT_MR rows. A strip of a
 pair is one or two tiles (blocks.py contains the sizes; with 16 registers, a "pair" is a single panel). Each thread
 computes an equal number of successive strips, down one pair, then down the next. It copies what its tiles need into its
-own small buffers (pack.py): a block of a, as strips, and the panels of b. The tiles read these buffers as contiguous
-memory from the nearest caches. Some copies would cost more than they gain:
+own small buffers: a block of a, as strips (pack.py), and the panels of b. The first tile of a pair copies its panels
+while it multiplies (product.py), unless b is transposed or the pair is not full (pack.py). The tiles read these buffers
+as contiguous memory from the nearest caches. Some copies would cost more than they gain:
 
 - a is read in place unless it is transposed, and a thread computes many panels or its sums are short: a tile reads
   only 6 rows at a time;
@@ -48,7 +49,14 @@ from .blocks import (
 from .few import few_tile
 from .operands import Left, Right
 from .pack import pack_columns, pack_rows
-from .product import LINES, product_tile, product_tile_side_by_side, tile_columns
+from .product import (
+    LINES,
+    packing_tile,
+    packing_tile_side_by_side,
+    product_tile,
+    product_tile_side_by_side,
+    tile_columns,
+)
 from .reference import __all__ as __all__
 from .tile import lanes, line_of, panel_width
 
@@ -134,15 +142,17 @@ def _empty_sums(bias: ndarray, relu: bool, out: ndarray) -> None:
 @apart_jit
 def _panel(
     rows: int, wide: int, deep: int, accumulate: bool, a: Left, a_at: int, packed_a: bool, b: ndarray, b_at: int,
-    b_step: int, b_panel: int, c: ndarray, c_at: int, c_row: int, end: End, column: int, soon: ndarray, soon_at: int,
-    soon_step: int, spare: ndarray,
+    b_step: int, b_panel: int, unpacked: Right, unpacked_at: int, packs: bool, c: ndarray, c_at: int, c_row: int,
+    end: End, column: int, soon_step: int, spare: ndarray,
 ) -> None:  # fmt: skip
     """Compute a column of tiles: c[c_at + i * c_row + j] for i < rows, j < wide, sums of `deep` products.
 
-    packed_a: whether a consists of packed strips (_pack_strips). If `finish` in `end`, add its bias from `column` on,
-    and apply relu. The first LINES tiles prefetch `soon` from soon_at on, a line for each product; if soon_step is 0,
-    nothing. spare: memory for a strip.
+    packed_a: whether a consists of packed strips (_pack_strips). If `packs`, the first tile copies its panels from
+    unpacked[unpacked_at] to b; otherwise they are there. It must have FULL_HEIGHT rows: more than one strip. If `finish`
+    in `end`, add its bias from `column` on, and apply relu. The first LINES tiles prefetch the next panels of
+    `unpacked`, a line for each product; if soon_step is 0, nothing. spare: memory for a strip.
     """
+    soon, soon_at = unpacked.numbers, unpacked_at + PANELS * unpacked.panel
     strips, biased = (rows + PRODUCT_MR - 1) // PRODUCT_MR, wide if end.bias.size > 0 else 0
     panels, tiles = 1 if wide <= panel_width(c) else 2, 0
     for strip in range(strips):
@@ -157,7 +167,16 @@ def _panel(
         i = 0
         while i < high:
             height, to = tile_rows(high - i, panels), c_at + (top + i) * c_row
-            if a.row > 1:
+            if packs and tiles == 0:
+                if a.row > 1:
+                    packing_tile(height, wide, deep, accumulate, a.numbers, a_at, a.row, unpacked.numbers, unpacked_at,
+                                 unpacked.step, unpacked.panel, c, to, c_row, end.finish, end.bias, column, biased,
+                                 end.relu, b, b_at, b_step)  # fmt: skip
+                else:
+                    packing_tile_side_by_side(height, wide, deep, accumulate, numbers, at, step, unpacked.numbers,
+                                              unpacked_at, unpacked.step, unpacked.panel, c, to, c_row, end.finish,
+                                              end.bias, column, biased, end.relu, b, b_at, b_step)  # fmt: skip
+            elif a.row > 1:
                 product_tile(height, wide, deep, accumulate, a.numbers, a_at + (top + i) * a.row, a.row,
                              b, b_at, b_step, b_panel, c, to, c_row, end.finish, end.bias, column, biased, end.relu,
                              soon, soon_at, soon_step)  # fmt: skip
@@ -211,31 +230,29 @@ def _share(
                 lo, hi = max(top, first - before), min(top + block, strips, last - before)
                 if lo >= hi:
                     continue
-                wide, panel, panel_at, panel_step = min(pair, columns - column), packed_b, 0, nr
-                last_panel, b_panel = (wide - 1) // nr, _packed_size(depth)
+                wide = min(pair, columns - column)
+                panel, panel_at, panel_step, b_panel = packed_b, 0, pair if wide > nr else nr, nr
                 in_place = b.packed or (b.column == 1 and hi - lo <= B_IN_PLACE_STRIPS)
-                if in_place and b_at + last_panel * b.panel + (deep - 1) * b.step + nr <= b.numbers.size:
+                packs = b.column == 1 and not in_place and wide == pair
+                if in_place and b_at + (wide - 1) // nr * b.panel + (deep - 1) * b.step + nr <= b.numbers.size:
                     panel, panel_at, panel_step, b_panel = b.numbers, b_at, b.step, b.panel
-                else:
-                    for p in range(last_panel + 1):
-                        at, width, target = b_at + p * b.panel, min(nr, wide - p * nr), packed_b[p * b_panel :]
-                        if b.column == 1:
-                            pack_rows(b.numbers, at, b.step, deep, width, target, nr)
-                        else:
-                            pack_columns(b.numbers, at, b.column, deep, width, target, nr)
+                elif b.column > 1:
+                    pack_columns(b.numbers, b_at, b.column, deep, wide, packed_b, panel_step)
+                elif not packs:
+                    pack_rows(b.numbers, b_at, b.step, deep, wide, packed_b, panel_step)
                 # If the sums have one piece, packed panels are contiguous, and so are transposed ones: whole rows of b.
                 # To prefetch other panels, whose rows are far apart, made no product faster.
                 contiguous = (b.packed or b.column > 1) and deep == depth and column + pair < columns
-                soon_at, soon_step = b_at + PANELS * b.panel, line if contiguous else 0
+                soon_step = line if contiguous else 0
                 i = lo * PRODUCT_MR
                 c_at, high = i * columns + column, min(hi * PRODUCT_MR, rows) - i
                 if pack_a:
                     _panel(high, wide, deep, k > 0, packed, (lo - top) * PRODUCT_MR * deep, True, panel, panel_at,
-                           panel_step, b_panel, vector, c_at, columns, end, column, b.numbers, soon_at, soon_step,
+                           panel_step, b_panel, b, b_at, packs, vector, c_at, columns, end, column, soon_step,
                            strips_of_a)  # fmt: skip
                 else:
                     _panel(high, wide, deep, k > 0, a, i * a.row + k * a.step, False, panel, panel_at,
-                           panel_step, b_panel, vector, c_at, columns, end, column, b.numbers, soon_at, soon_step,
+                           panel_step, b_panel, b, b_at, packs, vector, c_at, columns, end, column, soon_step,
                            strips_of_a)  # fmt: skip
 
 

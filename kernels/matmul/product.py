@@ -16,6 +16,9 @@ registers, a tile has 6 rows and 2 vectors.
 The last rows of a product have a lower tile. It may have missing rows. In a side-by-side `a`, they are any numbers in
 memory; their sums are computed, and overwritten (`Emitter.write`).
 
+The panels of b are contiguous copies, since rows that are far apart share few sets of the caches. The first tile that
+needs them makes these copies (packing_tile): a loop that only copies would wait for each line.
+
 The code around the loop over k matters: a loop over 32 products takes only as long as the code before and after it. So
 there are no tables, and stores use masks only if a tile is not full. The bias and relu of a linear layer are applied
 while the sums are in registers.
@@ -36,6 +39,8 @@ from .emitter import Emitter, Sums, Value, instructions
 from .tile import lanes, line_of, panel_width, whole_vectors
 
 MOST_VECTORS = 2 * PANELS
+FULL_HEIGHT = HEIGHTS_OF_TWO[0] if PANELS == 2 else HEIGHTS[0]  # rows of a tile of MOST_VECTORS
+AHEAD = 16  # for each k, the tile that packs b requests row k + AHEAD
 LINES = max(1, MOST_VECTORS * VECTOR_BYTES // 64)  # cache lines in a row of a tile's panels
 
 
@@ -59,11 +64,15 @@ def with_bias_and_relu(e: Emitter, totals: Sums, bias: Value, biased: Value, rel
     return {(i, v): e.at_least(e.builder.fadd(total, biases[v]), least) for (i, v), total in totals.items()}
 
 
-def _make_product_tile(side_by_side: bool) -> Any:
+def _make_product_tile(side_by_side: bool, packs: bool) -> Any:
     """Return the tile for one of the two layouts of a:
 
     side_by_side    a[a_at + i + k * a_step]    packed strips, and transposed matrices
     otherwise       a[a_at + i * a_step + k]    rows of a matrix
+
+    packs: a tile of FULL_HEIGHT rows and MOST_VECTORS vectors, which also copies its two panels of b to `soon`:
+
+        soon[soon_at + k * soon_step + j] = b[b_at + k * b_step + j]
     """
 
     @instructions
@@ -76,7 +85,7 @@ def _make_product_tile(side_by_side: bool) -> Any:
         """Compute the tile above, of at most tile_rows(rows, panels) rows and MOST_VECTORS vectors of columns.
 
         If `finish`, add bias to the first `biased` columns and, if `relu`, apply relu. For each k, the tile of
-        MOST_VECTORS requests the line of soon[soon_at + k * soon_step] into the second-level cache.
+        MOST_VECTORS requests the line of soon[soon_at + k * soon_step] into the second-level cache, unless it packs.
         """
         a, b, c, bias, soon = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(bias, bias_at), e.at(soon, soon_at)
         step_of_k = a_step if side_by_side else e.integer(1)
@@ -86,10 +95,11 @@ def _make_product_tile(side_by_side: bool) -> Any:
             rows_of_c = [e.at(c, e.times(i, c_row)) for i in numbers]
             rows_of_a = [] if side_by_side else [e.in_register(e.at(a, e.times(i, a_step))) for i in numbers]
             panels = [(b, min(vectors, 2)), (e.in_register(e.at(b, b_panel)), vectors - 2)][: (vectors + 1) // 2]
+            ahead = e.in_register(e.at(b, e.times(AHEAD, b_step))) if packs else b
             e.prefetch_rows(rows_of_c, vectors)
 
             def add_product(sums: Sums, _: Value, a_k: Value, b_k: Value, soon_k: Value) -> Sums:
-                if vectors == MOST_VECTORS:
+                if vectors == MOST_VECTORS and not packs:
                     e.prefetch(soon, soon_k)
                 if side_by_side:
                     start = e.at(a, a_k)
@@ -97,6 +107,10 @@ def _make_product_tile(side_by_side: bool) -> Any:
                 else:
                     pointers = [e.at(row, a_k) for row in rows_of_a]
                 columns = [column for panel, count in panels for column in e.columns(e.at(panel, b_k), count)]
+                if packs:
+                    for v, column in enumerate(columns):
+                        e.prefetch(e.at(ahead, b_k), v * e.lanes, level=1)
+                        e.store(column, e.at(soon, soon_k), v * e.lanes)
                 return e.rank_one(sums, pointers, columns)
 
             counters = [(0, step_of_k), (0, b_step), (0, soon_step)]
@@ -108,12 +122,16 @@ def _make_product_tile(side_by_side: bool) -> Any:
         def heights(vectors: int) -> None:
             e.lowest(rows, HEIGHTS if vectors <= 2 else HEIGHTS_OF_TWO, partial(tile, vectors))
 
-        e.fewest_vectors(width, MOST_VECTORS, heights)
+        if packs:
+            tile(MOST_VECTORS, FULL_HEIGHT)
+        else:
+            e.fewest_vectors(width, MOST_VECTORS, heights)
 
     return product_tile
 
 
-product_tile, product_tile_side_by_side = _make_product_tile(False), _make_product_tile(True)
+product_tile, product_tile_side_by_side = _make_product_tile(False, False), _make_product_tile(True, False)
+packing_tile, packing_tile_side_by_side = _make_product_tile(False, True), _make_product_tile(True, True)
 
 
 @apart_jit
