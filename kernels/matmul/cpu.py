@@ -148,8 +148,8 @@ def _panel(
     """Compute a column of tiles: c[c_at + i * c_row + j] for i < rows, j < wide, sums of `deep` products.
 
     packed_a: whether a consists of packed strips (_pack_strips). If `packs`, the first tile copies its panels from
-    unpacked[unpacked_at] to b; otherwise they are there. It must have FULL_HEIGHT rows: more than one strip. If `finish`
-    in `end`, add its bias from `column` on, and apply relu. The first LINES tiles prefetch the next panels of
+    unpacked[unpacked_at] to b; otherwise they are there. It must have FULL_HEIGHT rows: more than one strip. If
+    `finish` in `end`, add its bias from `column` on, and apply relu. The first LINES tiles prefetch the next panels of
     `unpacked`, a line for each product; if soon_step is 0, nothing. spare: memory for a strip.
     """
     soon, soon_at = unpacked.numbers, unpacked_at + PANELS * unpacked.panel
