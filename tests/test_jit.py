@@ -108,7 +108,8 @@ def outer(a):
 def top(a):
     return outer(a) + outer(5)
 assert top(2) == 3 + 3 + 4 + (6 + 3 + 5), top(2)
-print(len(inner.signatures), len(outer.signatures), *top.stats.cache_hits.values(), *outer.stats.cache_hits.values())
+found = outer.compiled
+print(len(inner.signatures), len(found.signatures), *top.stats.cache_hits.values(), *found.stats.cache_hits.values())
 """
 
 
@@ -138,7 +139,7 @@ for n in (1, 3):
     out = np.zeros((n, 1))
     add(np.ones((n, 1)), 100.0, out)
     assert out[:, 0].tolist() == [100 + 10 * n + part for part in range(n)]
-print(*inspect.signature(add.py_func).parameters, *add.stats.cache_hits.values(), len(add.part.signatures))
+print(*inspect.signature(add.py_func).parameters, *add.stats.cache_hits.values(), len(add.part.compiled.signatures))
 """
 
 

@@ -193,7 +193,7 @@ def test_products_large_enough_to_copy_a(shape: tuple[int, int, int]) -> None:
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="looks for x86 instructions")
 def test_the_tile_is_multiply_adds_on_whole_vectors() -> None:
     run_panel("float32", 1, 1, 1, False)
-    kinds = next(kinds for kinds in panel.signatures if kinds[3].dtype.name == "float32")
+    kinds = next(kinds for kinds in panel.kernel.signatures if kinds[3].dtype.name == "float32")
     fresh = numba.njit(panel.py_func)  # code from the cache has no assembly to inspect
     fresh.compile(kinds)
     assembly = fresh.inspect_asm(kinds)

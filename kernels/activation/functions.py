@@ -21,7 +21,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from minidl.engine.jit import HAS_FMA, jit
+from minidl.engine.jit import HAS_FMA, helper
 
 # -- single instructions without a Python equivalent -------------------------------------------------------------
 
@@ -146,7 +146,7 @@ _exp_rest = polynomial(
 )  # fmt: skip
 
 
-@jit
+@helper
 def _nearest(x: float) -> tuple[float, float]:
     """Return the integer n nearest to x / ln 2, as a number and in the form that `_power_of_2` expects."""
     shift = choose(x, 1.5 * 2.0**23, 1.5 * 2.0**52)  # adding it rounds to an integer
@@ -154,21 +154,21 @@ def _nearest(x: float) -> tuple[float, float]:
     return shifted - shift, shifted
 
 
-@jit
+@helper
 def _rise(r: float, n: float) -> float:
     """Subtract the second part of n * ln 2 from r (the caller subtracted the first). Return e^r - 1 for the new r."""
     r = multiply_add(n, choose(r, 2.12194440e-4, -1.42860682030941723212e-6), r)
     return multiply_add(r * r, _exp_rest(r), r)
 
 
-@jit
+@helper
 def _reduce(x: float) -> tuple[float, float]:
     """For x = n * ln 2 + r, return e^r - 1, and n in the form that `_power_of_2` expects."""
     n, shifted = _nearest(x)
     return _rise(multiply_add(n, choose(x, -0.693359375, -0.693145751953125), x), n), shifted
 
 
-@jit
+@helper
 def exp(x: float) -> float:
     low, high, one = choose(x, -104.0, -746.0), choose(x, 89.0, 710.0), choose(x, 1.0, 1.0)
     x = low if x < low else x  # beyond these limits, e^x is 0 or infinity
@@ -177,7 +177,7 @@ def exp(x: float) -> float:
     return _times_power_of_2(small + one, shifted)
 
 
-@jit
+@helper
 def logistic(x: float) -> float:
     """1 / (1 + e^-x)"""
     one, low, high = choose(x, 1.0, 1.0), choose(x, -88.0, -709.0), choose(x, 89.0, 710.0)  # for `_power_of_2`
@@ -188,7 +188,7 @@ def logistic(x: float) -> float:
     return one / multiply_add(small + one, _power_of_2(shifted), one)
 
 
-@jit
+@helper
 def tanh(x: float) -> float:
     """E / (E + 2), E = e^(2x) - 1. E is computed from e^r - 1: near 0, subtracting 1 from e^(2x) would lose digits."""
     one, two, limit = choose(x, 1.0, 1.0), choose(x, 2.0, 2.0), choose(x, 10.0, 20.0)  # beyond it, tanh is -1 or 1
@@ -222,7 +222,7 @@ _tail_below = polynomial(
 )  # fmt: skip
 
 
-@jit
+@helper
 def _normal_tail(x: float) -> tuple[float, float, float]:
     """Return (u, P(-u), e^(-u^2 / 2)) for u = min(|x|, limit)."""
     limit = choose(x, 13.26, 37.66)  # from here on, 2^n and the result are 0
@@ -238,14 +238,14 @@ def _normal_tail(x: float) -> tuple[float, float, float]:
     return u, density * (_tail_above(u) / _tail_below(u)), density
 
 
-@jit
+@helper
 def normal_distribution(x: float) -> float:
     """P(x), the integral of the density from minus infinity to x; equal to (1 + erf(x / sqrt(2))) / 2."""
     _, tail, _ = _normal_tail(x)
     return tail if x < choose(x, 0.0, 0.0) else choose(x, 1.0, 1.0) - tail
 
 
-@jit
+@helper
 def gelu_slope(x: float) -> float:
     """P(x) + x * p(x), the derivative of x * P(x), where p is the density."""
     u, tail, density = _normal_tail(x)
@@ -263,7 +263,7 @@ _log_rest = polynomial(
 )  # fmt: skip
 
 
-@jit
+@helper
 def log(x: float) -> float:
     zero, half, two = choose(x, 0.0, 0.0), choose(x, 0.5, 0.5), choose(x, 2.0, 2.0)
     infinity = choose(x, float("inf"), float("inf"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import jit
+from minidl.engine.jit import helper, jit
 
 from ..dropout.cpu import GOLDEN, _mix64
 from .reference import BLOCK
@@ -19,12 +19,12 @@ ABSOLUTE, INFINITE, QUIET = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000), np.uin
 LOW, SHIFT32 = np.uint64(2**32 - 1), np.uint64(32)
 
 
-@jit
+@helper
 def _kept(elements: int, keep: int) -> int:
     return (keep * elements + BLOCK - 1) // BLOCK
 
 
-@jit
+@helper
 def _load(rest: ndarray, start: int, x: ndarray) -> int:
     """Copy the block that begins at `start` to x, float32 (BLOCK,). Returns its number of elements."""
     size = min(BLOCK, rest.size - start)
@@ -117,7 +117,7 @@ def sign_decode(scales: ndarray, bits: ndarray, weight: float, out: ndarray) -> 
         out[i] += -scale if (bits[i // 8] >> (i % 8)) & 1 else scale
 
 
-@jit
+@helper
 def _threshold(keys: ndarray, size: int, keep: int, counts: ndarray) -> tuple[int, int]:
     """Return the keep-th largest of keys[:size], and how many of the keys equal to it are among the `keep` largest.
 
@@ -165,7 +165,7 @@ def topk_decode(indices: ndarray, values: ndarray, keep: int, weight: float, out
             at += 1
 
 
-@jit
+@helper
 def _first_and_step(block: int, size: int, key: int) -> tuple[int, int]:
     """Return the first place that randk keeps in a block, and the distance to the next one (reference.py)."""
     number = _mix64(np.uint64(key) + np.uint64(block + 1) * GOLDEN)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, jit
+from minidl.engine.jit import apart_jit, helper
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.tile import MOST_VECTORS, lanes, whole_vectors
 
@@ -47,7 +47,7 @@ class Block(NamedTuple):
     rows: int
 
 
-@jit
+@helper
 def copy_size(layer: Layer, width: int, gap: int) -> Pair:
     """Return upper limits for the columns and the size of a block's copy.
 
@@ -60,7 +60,7 @@ def copy_size(layer: Layer, width: int, gap: int) -> Pair:
     return columns, max(MAX_COPY, rows * columns * pixel) + NR
 
 
-@jit
+@helper
 def row_of_outputs(layer: Layer, bundle: int, array: ndarray) -> int:
     """Return the size of a row that holds all outputs of a bundle (geometry.py), rounded up.
 
@@ -72,7 +72,7 @@ def row_of_outputs(layer: Layer, bundle: int, array: ndarray) -> int:
     return layer.groups * whole_vectors(bundle * layer.outer, array)
 
 
-@jit
+@helper
 def cut_into_blocks(
     layer: Layer, v: Axis, h: Axis, batch: int, in_place: bool, gap: int, pixels: int, array: ndarray
 ) -> Cut:
@@ -97,7 +97,7 @@ def cut_into_blocks(
     return Cut(layer, v, h, batch, blocks, images, rows, in_place, lines, columns, pixel, channel)
 
 
-@jit
+@helper
 def block_at(cut: Cut, number: int) -> Block:
     """Return block `number`; blocks are counted from top to bottom in an image, then from image to image."""
     down = ceildiv(cut.v.pixels, cut.rows)
@@ -105,7 +105,7 @@ def block_at(cut: Cut, number: int) -> Block:
     return Block(image, min(cut.images, cut.batch - image), row, min(cut.rows, cut.v.pixels - row))
 
 
-@jit
+@helper
 def place(cut: Cut, image: int, line: int, column: int) -> int:
     """Return the offset of a pixel in the source or copy that a block reads."""
     return ((image * cut.lines + line) * cut.columns + column) * cut.pixel
@@ -144,7 +144,7 @@ def gather(cut: Cut, block: Block, group: int, source: ndarray, memory: ndarray)
     return memory, 0
 
 
-@jit
+@helper
 def _expand(colour: ndarray, inner: int, outer: int, target: ndarray) -> None:
     """Copy a pixel for vectors across groups: target[k, j] = channel k of the group that output j belongs to.
 
@@ -176,7 +176,7 @@ def _copy_vectors(
     e.narrowest(channels, MOST_VECTORS, copy_all)
 
 
-@jit
+@helper
 def copy_pixels(
     pixels: int, channels: int, source: ndarray, at: int, step: int, target: ndarray, width: int
 ) -> None:  # fmt: skip
@@ -194,13 +194,13 @@ def copy_pixels(
         copy(source[at + i * step : at + i * step + channels], target[i * width : i * width + channels])
 
 
-@jit
+@helper
 def copy(source: ndarray, target: ndarray) -> None:
     for i in range(target.size):
         target[i] = source[i]
 
 
-@jit
+@helper
 def clear(target: ndarray) -> None:
     for i in range(target.size):
         target[i] = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from numpy import ndarray
 
-from minidl.engine.jit import REGISTERS, apart_jit, jit
+from minidl.engine.jit import REGISTERS, apart_jit, helper
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.tile import end_of_layer, lanes
 
@@ -47,7 +47,7 @@ def _tile(
     e.fewest_vectors(width, 2, tile)
 
 
-@jit
+@helper
 def channel_width(array: ndarray) -> int:
     """Return how many channels a tile has: two vectors if there are enough registers for their sums, else one."""
     return 2 * lanes(array) if REGISTERS == 32 else lanes(array)

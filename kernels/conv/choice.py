@@ -31,7 +31,7 @@ the other images of its batch, except in the last bits on a CPU with AMX: AMX_TI
 
 from __future__ import annotations
 
-from minidl.engine.jit import HAS_AMX, jit
+from minidl.engine.jit import HAS_AMX, helper
 
 from .reference import Pair
 
@@ -44,7 +44,7 @@ AMX_CHANNELS, AMX_GRADIENT_CHANNELS, AMX_TILES = 32, 128, 64  # with fewer, vect
 GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as many multiplications
 
 
-@jit
+@helper
 def tiles_of(m: int, height: int, width: int, dilation: Pair) -> Tiles:
     """Return how many tiles of m x m outputs cover height x width outputs.
 
@@ -55,13 +55,13 @@ def tiles_of(m: int, height: int, width: int, dilation: Pair) -> Tiles:
     return (height + step[0] - 1) // step[0], (width + step[1] - 1) // step[1], dilation[0], dilation[1]
 
 
-@jit
+@helper
 def count_of(images: int, tiles: Tiles) -> int:
     """Return the number of tiles in all images."""
     return images * tiles[0] * tiles[1] * tiles[2] * tiles[3]
 
 
-@jit
+@helper
 def winograd_form(
     out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
@@ -88,13 +88,13 @@ def winograd_form(
     return F4X4_3X3 if four <= two else F2X2_3X3
 
 
-@jit
+@helper
 def on_amx(channels: int, outputs: int, groups: int, tiles: int) -> bool:
     """Return whether Winograd's products for y and dx of float32 numbers are computed on AMX (winograd_amx.py)."""
     return HAS_AMX and groups == 1 and min(channels, outputs) >= AMX_CHANNELS and tiles >= AMX_TILES
 
 
-@jit
+@helper
 def gradient_on_amx(channels: int, outputs: int, groups: int, tiles: int) -> bool:
     """Return whether Winograd's products for dweight of float32 numbers are computed on AMX."""
     return HAS_AMX and groups == 1 and min(channels, outputs) >= AMX_GRADIENT_CHANNELS and tiles >= AMX_TILES

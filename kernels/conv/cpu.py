@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from numpy import ndarray
 
-from minidl.engine.jit import HAS_AMX, jit, threads
+from minidl.engine.jit import HAS_AMX, helper, jit, threads
 from minidl.kernels.matmul import cpu as matmul
 from minidl.kernels.matmul.blocks import LANES
 from minidl.kernels.matmul.tile import lanes
@@ -48,7 +48,7 @@ def _pixels(x_shape: Shape) -> int:
     return x_shape[0] * x_shape[1] * x_shape[2]
 
 
-@jit
+@helper
 def _is_product(kernel: Pair, groups: int, stride: Pair, padding: Pair, out: ndarray, depth: int) -> bool:
     """Return whether out (..., columns), sums of `depth` products, is computed by pointwise.py."""
     rows, columns = out.size // max(1, out.shape[3]), out.shape[3]

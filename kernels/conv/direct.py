@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
+from minidl.engine.jit import apart_jit, helper, parallel_jit, prange
 from minidl.kernels.matmul.blocks import LINE, aligned
 from minidl.kernels.matmul.tile import columns_of, panel, panel_width, panels_of, whole_vectors
 
@@ -47,7 +47,7 @@ from .rows import fill_end, spread_rows
 from .sizes import CHUNK, KC, MAX_BUNDLE, MC, NR, SERIAL
 
 
-@jit
+@helper
 def _packed_size(layer: Layer) -> int:
     """Return an upper limit for the total size of the packed weights and of the array that rows.py calls `end`."""
     bundled = 2 * layer.outer <= NR and not by_channels(layer)
@@ -56,19 +56,19 @@ def _packed_size(layer: Layer) -> int:
     return (taps * layer.inner + 5) * row + NR + LINE
 
 
-@jit
+@helper
 def packed_size(w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of convolve's `packed`: the weights, and whether they are there."""
     return _packed_size(layer_of(w_shape, False, groups, stride, padding, dilation)) + 1
 
 
-@jit
+@helper
 def _task_memory(layer: Layer, width: int) -> int:
     """Return the size of a task's memory: the sums of a chunk of pixels, and the copy of what a block reads."""
     return CHUNK * NR + copy_size(layer, width, 0)[1]
 
 
-@jit
+@helper
 def scratch_size(
     threads: int, x_shape: Shape, w_shape: Shape, backward: bool, groups: int, stride: Pair, padding: Pair,
     dilation: Pair,
@@ -80,7 +80,7 @@ def scratch_size(
     return _packed_size(layer) + tasks * _task_memory(layer, x_shape[2])
 
 
-@jit
+@helper
 def _weight(layer: Layer, weight: ndarray, backward: bool, u: int, v: int, k: int, o: int) -> float:
     """Return the weight at (u, v) from input channel k of a group to output channel o; 0 if there is no column v."""
     if v < 0 or v >= weight.shape[1]:
@@ -90,13 +90,13 @@ def _weight(layer: Layer, weight: ndarray, backward: bool, u: int, v: int, k: in
     return weight[u, v, k, o]
 
 
-@jit
+@helper
 def _panel_at(cut: Cut, group: int, number: int, array: ndarray) -> int:
     """Return how many columns precede this panel of a group, if each group is rounded up to whole vectors."""
     return group * whole_vectors(cut.h.bundle * cut.layer.outer, array) + number * panel_width(array)
 
 
-@jit
+@helper
 def _products(cut: Cut, lined: bool) -> ndarray:
     """Return the order of the products of a sum: for each of them, the line and the column of taps, and the channel.
 
@@ -117,7 +117,7 @@ def _products(cut: Cut, lined: bool) -> ndarray:
     return found
 
 
-@jit
+@helper
 def _threes(cut: Cut) -> int:
     """Return how many products belong to groups of 3 taps (line.py): these are the first ones."""
     return cut.v.taps * 3 * threes_of(cut.h.taps) * cut.layer.inner
@@ -151,7 +151,7 @@ def _pack(number: int, cut: Cut, products: ndarray, weight: ndarray, backward: b
         at += width
 
 
-@jit
+@helper
 def _source_offsets(cut: Cut, products: ndarray) -> ndarray:
     """Return the offset of each product of a sum, in what a block reads."""
     offsets = np.empty(products.shape[0], np.int64)
@@ -161,7 +161,7 @@ def _source_offsets(cut: Cut, products: ndarray) -> ndarray:
     return offsets
 
 
-@jit
+@helper
 def _pixel_offsets(cut: Cut, outputs: int, ends: tuple[int, int, int]) -> tuple[ndarray, ndarray]:
     """Return two offsets of each bundle (geometry.py) of a block: in what the block reads, and in the output.
 
@@ -307,7 +307,7 @@ def _cut(remainder: int, bundle: int, tasks: int, layer: Layer, source: ndarray,
     return cut_into_blocks(layer, v, h, batch, in_place, 0, pixels, source)
 
 
-@jit
+@helper
 def _bundle(layer: Layer, backward: bool, source: ndarray, out: ndarray) -> int:
     """Return how many neighbouring pixels are computed as one (geometry.py)."""
     wide, out_wide = source.shape[2], out.shape[2]

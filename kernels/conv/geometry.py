@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, jit
+from minidl.engine.jit import apart_jit, helper
 from minidl.kernels.matmul.tile import lanes, panel_width, widest_panel
 
 from .line import pixels_in_tiles
@@ -69,20 +69,20 @@ class Axis(NamedTuple):
     tap_pixel: int
 
 
-@jit
+@helper
 def ceildiv(number: int, divisor: int) -> int:
     """Return number / divisor, rounded up."""
     return (number + divisor - 1) // divisor
 
 
-@jit
+@helper
 def layer_of(w_shape: Shape, backward: bool, groups: int, stride: Pair, padding: Pair, dilation: Pair) -> Layer:
     """Return the layer with weights of w_shape (kh, kw, C/groups, O), for its data gradient if `backward`."""
     inner, outer = (w_shape[3] // groups, w_shape[2]) if backward else (w_shape[2], w_shape[3] // groups)
     return Layer((w_shape[0], w_shape[1]), inner, outer, groups, stride, padding, dilation)
 
 
-@jit
+@helper
 def by_channels(layer: Layer) -> bool:
     """Return whether each group has so few outputs that vectors should extend across groups.
 
@@ -94,7 +94,7 @@ def by_channels(layer: Layer) -> bool:
     return layer.groups > 1 and 8 * layer.outer <= NR  # NR also for float64: scratch_size does not know the type
 
 
-@jit
+@helper
 def forward_axis(layer: Layer, axis: int, size: int, out: int, bundle: int) -> Axis:
     """Return the axis of a pass from x (size,) to y (out,). With dilation, `bundle` must be 1."""
     kernel, stride = layer.kernel[axis], layer.stride[axis]
@@ -104,7 +104,7 @@ def forward_axis(layer: Layer, axis: int, size: int, out: int, bundle: int) -> A
     return Axis(size, out, bundles, 0, bundle, step, -padding, dilation, taps, 0, 1, bundle, rest, -stride)
 
 
-@jit
+@helper
 def gradient_axis(layer: Layer, axis: int, size: int, out: int, remainder: int) -> Axis:
     """Return the axis of a pass from dy (out,) to the pixels `remainder`, `remainder` + stride, ... of dx (size,)."""
     kernel, stride = layer.kernel[axis], layer.stride[axis]
@@ -121,7 +121,7 @@ def gradient_axis(layer: Layer, axis: int, size: int, out: int, remainder: int) 
     return Axis(out, size, count, remainder, stride, 1, offset, dilation // divisor, taps, last, -tap_step, 1, 1, 0)
 
 
-@jit
+@helper
 def gradient_bundles(layer: Layer, axis: int, size: int, out: int, bundle: int) -> Axis:
     """Return the axis of a pass from dy (out,) to all pixels of dx (size,).
 
@@ -136,19 +136,19 @@ def gradient_bundles(layer: Layer, axis: int, size: int, out: int, bundle: int) 
     return Axis(out, size, bundles, 0, bundle, bundle // stride, offset, 1, taps, tap, -stride, bundle, rest, 1)
 
 
-@jit
+@helper
 def shares(axis: Axis) -> bool:
     """Return whether neighbouring outputs read so many of the same pixels that line.py computes them faster."""
     return axis.spacing == 1 and ((axis.step == 1 and axis.taps > 1) or (axis.step == 2 and axis.taps == 3))
 
 
-@jit
+@helper
 def whole_bundles(axis: Axis) -> int:
     """Return the number of complete bundles in a row of outputs."""
     return axis.pixels - 1 if axis.rest < axis.bundle else axis.pixels
 
 
-@jit
+@helper
 def bundles_in_tiles(layer: Layer, axis: Axis, array: ndarray) -> int:
     """Return how many pixels (or bundles) of each row of outputs line.py computes; axis: the horizontal one."""
     columns = axis.bundle * layer.outer
@@ -157,7 +157,7 @@ def bundles_in_tiles(layer: Layer, axis: Axis, array: ndarray) -> int:
     return pixels_in_tiles(whole_bundles(axis), widest_panel(columns, array), array)
 
 
-@jit
+@helper
 def _cost(layer: Layer, axis: Axis, array: ndarray) -> int:
     """Estimate the time of a pass with this horizontal axis. A row of a tile takes 30 units, plus 4 units for each
     number of the source that the row multiplies (3 units if the row is a single vector; one less in line.py). With
@@ -189,13 +189,13 @@ def bundle_of(layer: Layer, backward: bool, size: int, out: int, array: ndarray)
     return best
 
 
-@jit
+@helper
 def span(axis: Axis, outputs: int) -> int:
     """Return the length, in pixels, of the range of the source that this many neighbouring outputs read."""
     return (outputs - 1) * axis.step + (axis.taps - 1) * axis.spacing + 1
 
 
-@jit
+@helper
 def inside(axis: Axis) -> bool:
     """Return whether no output reads beyond the ends of the source."""
     return axis.offset >= 0 and axis.offset + span(axis, axis.pixels) <= axis.source

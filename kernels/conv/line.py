@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from numpy import ndarray
 
-from minidl.engine.jit import REGISTERS, apart_jit, jit
+from minidl.engine.jit import REGISTERS, apart_jit, helper
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.tile import end_of_layer, lanes, whole_vectors
 
@@ -35,7 +35,7 @@ if REGISTERS == 32:
     HEIGHTS = ((0, 0, 0), (12, 8, 8), (8, 6, 4))
 
 
-@jit
+@helper
 def _heights(width: int, array: ndarray) -> tuple[int, int, int]:
     """Return the pixels of a high, a middle and a low tile with this many columns."""
     vectors = whole_vectors(width, array) // lanes(array)
@@ -44,7 +44,7 @@ def _heights(width: int, array: ndarray) -> tuple[int, int, int]:
     return HEIGHTS[vectors]
 
 
-@jit
+@helper
 def pixels_in_tiles(pixels: int, width: int, array: ndarray) -> int:
     """Return how many of the pixels of a line tiles of this width compute: as many as possible, unless there are few.
 
@@ -55,7 +55,7 @@ def pixels_in_tiles(pixels: int, width: int, array: ndarray) -> int:
     return pixels // unit * unit if 0 < middle <= pixels else 0
 
 
-@jit
+@helper
 def _next_tile(rest: int, heights: tuple[int, int, int]) -> int:
     """Return the pixels of the next tile if `rest` pixels remain: none remain after it, or enough for another tile."""
     for height in heights:
@@ -64,7 +64,7 @@ def _next_tile(rest: int, heights: tuple[int, int, int]) -> int:
     return heights[2]
 
 
-@jit
+@helper
 def threes_of(taps: int) -> int:
     """Return how many groups of 3 taps there are among `taps` taps, at least 2; all others have 2."""
     return (taps - 2 * (-taps % 3)) // 3

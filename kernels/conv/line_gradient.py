@@ -24,7 +24,7 @@ from collections.abc import Iterable
 
 from numpy import ndarray
 
-from minidl.engine.jit import REGISTERS, apart_jit, jit
+from minidl.engine.jit import REGISTERS, apart_jit, helper
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.tile import lanes, whole_vectors
 
@@ -35,7 +35,7 @@ HEIGHTS = ((0, 0), (8, 5), (4, 3)) if REGISTERS == 32 else ((0, 0), (4, 3))  # r
 SHORTEST = 6, 16  # pixels in a line, for step 1 and 2: in shorter ones, its ends take longer than is saved
 
 
-@jit
+@helper
 def computes_taps(axis: Axis, width: int, array: ndarray) -> bool:
     """Return whether this file has a tile for an axis of taps, and panels of at most this many columns."""
     vectors = whole_vectors(width, array) // lanes(array)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, jit
+from minidl.engine.jit import apart_jit, helper
 from minidl.kernels.matmul.blocks import LANES, NR
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions, prefetch
 from minidl.kernels.matmul.pack import pack_columns, pack_rows
@@ -42,7 +42,7 @@ _spread, _gather = (make_transform(*map(transposed, some)) for some in (_AT, _G)
 # -- sizes -------------------------------------------------------------------------------------------------------
 
 
-@jit
+@helper
 def tile_of(form: int) -> tuple[int, int, int]:
     """Return m, r and n of a form (choice.py): tiles of m x m outputs and n x n inputs, kernels of r x r."""
     if form == F4X4_3X3:
@@ -52,19 +52,19 @@ def tile_of(form: int) -> tuple[int, int, int]:
     return 4, 5, 8
 
 
-@jit
+@helper
 def round_up(x: int, step: int) -> int:
     """Round x up to a multiple of `step`."""
     return (x + step - 1) // step * step
 
 
-@jit
+@helper
 def row_of(channels: int) -> int:
     """Return the length of a row: `channels`, rounded up to whole vectors."""
     return round_up(channels, LANES)
 
 
-@jit
+@helper
 def plane_of(rows: int, row: int) -> int:
     """Return the distance from one plane to the next: the size of a plane plus one vector.
 
@@ -74,7 +74,7 @@ def plane_of(rows: int, row: int) -> int:
     return rows * row + LANES
 
 
-@jit
+@helper
 def divides_outputs(planes: int, channels: int, outputs: int, groups: int, tiles: int) -> bool:
     """Return whether the threads divide the outputs among themselves, not the tiles, for few tiles and many weights.
 
@@ -83,7 +83,7 @@ def divides_outputs(planes: int, channels: int, outputs: int, groups: int, tiles
     return groups == 1 and 0 < tiles <= FEW_TILES and planes * channels * outputs >= LARGE_U and outputs % NR == 0
 
 
-@jit
+@helper
 def group_of(planes: int, channels: int, outputs: int, groups: int, tiles: int) -> int:
     """Return the number of tiles in a group: tiles that are transformed and multiplied together. planes: n^2
 
@@ -138,7 +138,7 @@ def _make_copy(fills: bool) -> Any:
 _copy_pixels, _copy_pixels_and_zeros = _make_copy(False), _make_copy(True)
 
 
-@jit
+@helper
 def _copy_tile(
     pixels: ndarray, at: int, x_row: int, x_column: int, channels: int, rows: Pair, columns: Pair, patch: ndarray,
     row: int,
@@ -157,7 +157,7 @@ def _copy_tile(
                                patch, i * row + columns[0] * step, step)  # fmt: skip
 
 
-@jit
+@helper
 def _next_tile(image: int, down: int, across: int, tiles: Tiles) -> tuple[int, int, int]:
     """Return the tile after (image, down, across), without divisions: for a small tile, they would take too long.
 
@@ -171,7 +171,7 @@ def _next_tile(image: int, down: int, across: int, tiles: Tiles) -> tuple[int, i
     return image, down, across
 
 
-@jit
+@helper
 def _separate(image: int, tiles: Tiles) -> tuple[int, int, int]:
     """Return which image a separate image belongs to, and its first row and column of outputs in that image."""
     if tiles[2] * tiles[3] == 1:
@@ -179,7 +179,7 @@ def _separate(image: int, tiles: Tiles) -> tuple[int, int, int]:
     return image // (tiles[2] * tiles[3]), image // tiles[3] % tiles[2], image % tiles[3]
 
 
-@jit
+@helper
 def _inside(size: int, first: int, dilation: int, side: int) -> Pair:
     """Return the range of i < side for which pixel first + i * dilation is inside an image of `size` pixels."""
     if dilation == 1:  # without divisions
@@ -187,7 +187,7 @@ def _inside(size: int, first: int, dilation: int, side: int) -> Pair:
     return max(0, -(first // dilation)), min(side, -((first - size) // dilation))
 
 
-@jit
+@helper
 def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int) -> Pair:
     """Return which range of `array` some tiles cover, roughly: (offset, size), in numbers.
 
@@ -197,7 +197,7 @@ def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int) ->
     return array.size // total * first + ahead * array.shape[2] * array.shape[3], array.size // total * count
 
 
-@jit
+@helper
 def prefetch_part(numbers: ndarray, place: Pair, part: int, count: int, parts: int) -> None:
     """Divide the range `place` (offset, size) of a vector into parts of equal size, and prefetch `count` of them,
     beginning with part number `part`."""
@@ -253,7 +253,7 @@ def to_planes(
         image, down, across = _next_tile(image, down, across, tiles)
 
 
-@jit
+@helper
 def _place(y: ndarray, tiles: Tiles, m: int, image: int, down: int, across: int) -> tuple[int, int, int]:
     """Return a tile's rows and columns of outputs, and where it begins in y. No rows or columns: it is outside."""
     height, width, outputs = y.shape[1:]

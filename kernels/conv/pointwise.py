@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import jit, parallel_jit, prange
+from minidl.engine.jit import helper, parallel_jit, prange
 from minidl.kernels.matmul import cpu as matmul
 from minidl.kernels.matmul.amx_product import uses_amx
 
@@ -20,14 +20,14 @@ from .reference import Pair
 ROWS = 256  # pixels of a part of _finish
 
 
-@jit
+@helper
 def is_product(kernel: Pair, groups: int, stride: Pair, padding: Pair, rows: int, columns: int, depth: int) -> bool:
     """Return whether a pass is a product of a matrix (rows, depth), computed here if the numbers are float32."""
     same = kernel == (1, 1) and groups == 1 and stride == (1, 1) and padding == (0, 0)
     return same and uses_amx(rows, columns, depth)
 
 
-@jit
+@helper
 def rows(x: ndarray) -> ndarray:
     """Return x (..., C) as a matrix (pixels, C)."""
     return x.reshape(-1, x.shape[-1])
@@ -61,7 +61,7 @@ def _finish(bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, re
                     row[o] = 0 if row[o] < 0 else row[o]
 
 
-@jit
+@helper
 def forward(
     x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
     packed: ndarray, scratch: ndarray, y: ndarray,
@@ -73,7 +73,7 @@ def forward(
         _finish(bias, scale, shift, shortcut, relu, rows(y))
 
 
-@jit
+@helper
 def backward_input(dy: ndarray, weight: ndarray, shortcut: ndarray, scratch: ndarray, dx: ndarray) -> None:
     """Compute dx [+ shortcut] = dy @ weight^T."""
     none = scratch[:0]
@@ -82,7 +82,7 @@ def backward_input(dy: ndarray, weight: ndarray, shortcut: ndarray, scratch: nda
         _finish(none, none, none, shortcut, False, rows(dx))
 
 
-@jit
+@helper
 def backward_weight(x: ndarray, dy: ndarray, scratch: ndarray, dweight: ndarray) -> None:
     """Compute dweight = x^T @ dy."""
     matmul.tn(rows(x), rows(dy), scratch, rows(dweight))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import jit
+from minidl.engine.jit import helper
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.tile import end_of_layer, panel_width
 
 
-@jit
+@helper
 def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: int, block: int, end: ndarray) -> None:
     """Fill the five rows of end (5, groups, columns) for end_of_layer: bias, scale, shift, floor, zeros.
 
@@ -54,7 +54,7 @@ def _copy_lanes(
     e.loop(rows, [(sums_at, step)], {}, copy_row)
 
 
-@jit
+@helper
 def spread_rows(
     sums: ndarray, sums_at: int, y: ndarray, rows: ndarray, at: int, width: int, finish: bool, end: ndarray,
     end_at: int, shortcut: ndarray,

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
+from minidl.engine.jit import apart_jit, helper, parallel_jit, prange
 from minidl.kernels.matmul.blocks import LINE, aligned
 from minidl.kernels.matmul.tile import columns_of, lanes, panel, panel_width, panels_of, whole_vectors, widest_panel
 
@@ -36,7 +36,7 @@ from .reference import Pair, Shape
 from .sizes import MAX_BUNDLE, MAX_PIECE, MAX_UNPACKED, MIN_TASKS, NR, SERIAL, WEIGHT_KC
 
 
-@jit
+@helper
 def _pieces(layer: Layer) -> tuple[int, int, int]:
     """Return the kernel rows of a piece, the largest number of outputs of a piece, and the number of pieces."""
     kernel, row = layer.kernel, layer.kernel[1] * layer.inner * NR  # row: weights in one kernel row of a panel
@@ -47,13 +47,13 @@ def _pieces(layer: Layer) -> tuple[int, int, int]:
     return rows, each * NR, layer.groups * (kernel[0] // rows) * ceildiv(panels, each)
 
 
-@jit
+@helper
 def _splits(pixels: int, pieces: int) -> int:
     """Return into how many parts the pixels are cut; the number depends on the sizes alone."""
     return max(1, min(ceildiv(pixels, WEIGHT_KC) // 2, MIN_TASKS // pieces))
 
 
-@jit
+@helper
 def _task_memory(layer: Layer, width: int) -> int:
     """Return the size of a task's memory: copies of a block of dy and of x, and the sums for a bundle's window."""
     bundled = 2 * layer.outer <= NR and not by_channels(layer)
@@ -63,7 +63,7 @@ def _task_memory(layer: Layer, width: int) -> int:
     return gradient + max(WEIGHT_KC, columns) * (outputs + NR) + copy
 
 
-@jit
+@helper
 def scratch_size(
     threads: int, out: Pair, x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
 ) -> int:
@@ -115,7 +115,7 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
     return Piece(cut, row, group, group * layer.outer + first, columns, dy_in_place, dy_step)
 
 
-@jit
+@helper
 def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
     """Return two offsets of each row of the tiles: in x (or in its copy), and in the sum. A row is a weight (u, v, c)
     of the piece. With bundles, v is a column of the bundle's window."""
@@ -129,14 +129,14 @@ def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
     return a_rows, c_rows
 
 
-@jit
+@helper
 def _of_first_taps(cut: Cut, offsets: ndarray) -> ndarray:
     """Return those of the offsets (u, v, c) with v = 0: of the rows of the tiles of line_gradient.py."""
     inner = cut.layer.inner
     return offsets.reshape(offsets.size // (cut.h.taps * inner), cut.h.taps * inner)[:, :inner].copy().reshape(-1)
 
 
-@jit
+@helper
 def _pixel_offsets(cut: Cut) -> ndarray:
     """Return the offset of each output pixel (or bundle) of a block in x, or in its copy."""
     offsets = np.empty(cut.images * cut.rows * cut.h.pixels, np.int64)
@@ -146,7 +146,7 @@ def _pixel_offsets(cut: Cut) -> ndarray:
     return offsets
 
 
-@jit
+@helper
 def _panel(number: int, piece: Piece, array: ndarray) -> tuple[int, int, int]:
     """Return the first column of a panel of the piece, its width, and the distance between pixels of dy."""
     if by_channels(piece.cut.layer):
@@ -157,7 +157,7 @@ def _panel(number: int, piece: Piece, array: ndarray) -> tuple[int, int, int]:
     return number * panel_width(array), width, step
 
 
-@jit
+@helper
 def _panels(piece: Piece, array: ndarray) -> int:
     """Return the number of panels of the piece."""
     if by_channels(piece.cut.layer):
@@ -258,7 +258,7 @@ def _part(
         _unfold(cut, result, total[piece.output :])
 
 
-@jit
+@helper
 def _add_parts(task: int, tasks: int, parts: ndarray, splits: int, total: ndarray) -> None:
     """Compute this task's section of `total`: add the vectors in `parts`, in order; splits: the number of vectors."""
     lo, hi = task * total.size // tasks, (task + 1) * total.size // tasks

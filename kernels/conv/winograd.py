@@ -24,7 +24,7 @@ import numpy as np
 from numba.extending import register_jitable
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
+from minidl.engine.jit import apart_jit, helper, parallel_jit, prange, threads
 from minidl.kernels.matmul.amx import SHAPES, SIDE, begin_tiles, end_tiles, parts_size
 from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
 from minidl.kernels.matmul.product import product_panel, tile_columns
@@ -71,7 +71,7 @@ class Norms(NamedTuple):
     sums: ndarray
 
 
-@jit
+@helper
 def no_norms(array: ndarray) -> Norms:
     """Return Norms with arrays of size 0, of the type of `array` (n,)."""
     none = array[:0]
@@ -81,13 +81,13 @@ def no_norms(array: ndarray) -> Norms:
 # -- forward, and the data gradient -------------------------------------------------------------------------------
 
 
-@jit
+@helper
 def zeros_of(form: int, channels: int, outputs: int, dilation: Pair) -> int:
     """Return the size of the zeros that to_planes reads instead of a row of pixels outside the image."""
     return tile_of(form)[2] * dilation[1] * max(row_of(channels), row_of(outputs))
 
 
-@jit
+@helper
 def _convolve_sizes(
     form: int, channels: int, outputs: int, groups: int, tiles: int, dilation: Pair
 ) -> tuple[int, int, int, int, int]:
@@ -105,7 +105,7 @@ def _convolve_sizes(
     return group, u_plane, v_plane, m_plane, max(least, n * n * (v_plane + m_plane) + patch + LANES)
 
 
-@jit
+@helper
 def _multiply_groups(
     count: int, channels: int, outputs: int, groups: int, kc: int, v: ndarray, v_at: int, v_row: int,
     u: ndarray, u_at: int, products: ndarray, m_at: int, m_row: int,
@@ -255,7 +255,7 @@ def _convolve_job(
                         v_plane, m_plane, begin, stop, y, norms)  # fmt: skip
 
 
-@jit
+@helper
 def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs: int, end: ndarray) -> None:
     """Fill the four rows of `end` with bias, scale, shift and the least value of y (0 with relu, else -infinity).
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, jit
+from minidl.engine.jit import apart_jit, helper
 from minidl.kernels.matmul.amx import (
     BLOCK,
     SHAPES,
@@ -30,7 +30,7 @@ from minidl.kernels.matmul.tile import lanes
 from .planes import plane_of, round_up, row_of, tile_of, weight_to_planes
 
 
-@jit
+@helper
 def weight_memory(form: int, outputs: int) -> int:
     """Return the size of the memory for split_weight."""
     n = tile_of(form)[2]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
+from minidl.engine.jit import apart_jit, helper, parallel_jit, prange, threads
 from minidl.kernels.matmul.amx import SIDE, SQUARE, parts_size
 from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
 from minidl.kernels.matmul.product import product_panel, tile_columns
@@ -36,7 +36,7 @@ from .winograd import Shape, zeros_of
 from .winograd_amx import add_gradient_planes
 
 
-@jit
+@helper
 def _block(channels: int, groups: int) -> int:
     """Return the block size of the planes of V and D (`block` in to_planes): at most the width of a panel.
 
@@ -45,13 +45,13 @@ def _block(channels: int, groups: int) -> int:
     return min(NR, row_of(channels)) if groups == 1 else row_of(channels)
 
 
-@jit
+@helper
 def _column(channel: int, block: int, tiles: int) -> int:
     """Return where the numbers of a channel begin in a plane of V or D with this block size (to_planes)."""
     return channel // block * tiles * block + channel % block
 
 
-@jit
+@helper
 def gradient_sizes(
     form: int, channels: int, outputs: int, groups: int, tiles: int, dilation: Pair
 ) -> tuple[int, int, int, int, int, int]:
@@ -62,7 +62,7 @@ def gradient_sizes(
     and transform them, then divide the planes among themselves and multiply. The number of partial sums does not depend
     on the number of threads. On AMX dU is always large.
     """
-    n, inner = tile_of(form)[2], channels // groups
+    n, inner, tiles = tile_of(form)[2], channels // groups, max(1, tiles)
     group, parts = 64, 8 if n * n * inner * outputs <= 2**16 else 4
     if inner * outputs > 8192 or tiles < group * parts:
         group, parts = min(tiles, 256), 1
@@ -97,7 +97,7 @@ def _gradient_tiles(
     to_planes(form, True, dy, tiles, (0, 0), first, count, d, d_plane, d_block, at_tile, patch, zeros, none)
 
 
-@jit
+@helper
 def _add_groups(
     channels: int, outputs: int, groups: int, count: int, kc: int, accumulate: bool, v: ndarray, v_at: int,
     d: ndarray, d_at: int, du: ndarray, du_at: int,

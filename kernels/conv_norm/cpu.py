@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from numpy import ndarray
 
-from minidl.engine.jit import jit
+from minidl.engine.jit import helper, jit
 
 from ..conv import winograd as fast
 from ..conv import winograd_gradient
@@ -39,7 +39,7 @@ def normalizes(
     return bool(winograd and groups == 1 and form == F4X4_3X3 and channels % LANES == 0)
 
 
-@jit
+@helper
 def _before(weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray) -> ndarray:
     """Return mean, scale and bias of a batch norm (3, C). C is 0 or, as `normalizes` demands, whole vectors."""
     return constants_of(mean, rstd * weight, bias).reshape(3, mean.size)

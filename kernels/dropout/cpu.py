@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import Part, jit
+from minidl.engine.jit import Part, helper
 
 from ..elementwise.stream import chunked, get, put
 from .reference import GOLDEN as GOLDEN_NUMBER
@@ -20,14 +20,14 @@ SHIFT27, SHIFT30, SHIFT31, SHIFT32 = np.uint64(27), np.uint64(30), np.uint64(31)
 MASK32 = np.uint64(2**32 - 1)
 
 
-@jit
+@helper
 def _mix64(z: np.uint64) -> np.uint64:
     z = (z ^ (z >> SHIFT30)) * FACTOR1
     z = (z ^ (z >> SHIFT27)) * FACTOR2
     return z ^ (z >> SHIFT31)
 
 
-@jit
+@helper
 def _mix32(z: np.uint32, key: np.uint32) -> np.uint32:
     """Convert to uint32 after each step. Otherwise Numba continues in 64 bits, with half as many numbers per vector."""
     u = np.uint32
@@ -38,7 +38,7 @@ def _mix32(z: np.uint32, key: np.uint32) -> np.uint32:
     return u(z ^ (z >> u(14)))
 
 
-@jit
+@helper
 def _dropout(x: ndarray, p: float, seed: np.uint64, position: np.uint64, y: ndarray, past: bool) -> None:
     """Use random numbers `position`, `position` + 1, ... All must be in one block: 2^32 numbers with the same keys."""
     zero, factor = x.dtype.type(0), x.dtype.type(1 / (1 - p))
@@ -52,7 +52,7 @@ def _dropout(x: ndarray, p: float, seed: np.uint64, position: np.uint64, y: ndar
         put(y, i, v if kept else zero, past)
 
 
-@jit
+@helper
 def _across_blocks(x: ndarray, p: float, seed: int, position: np.uint64, y: ndarray, past: bool) -> None:
     """Do the same as _dropout for random numbers from one or two blocks."""
     room = np.int64(MASK32 - (position & MASK32)) + 1

@@ -24,7 +24,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy import ndarray
 
-from minidl.engine.jit import VECTOR_BYTES, in_parts, jit
+from minidl.engine.jit import VECTOR_BYTES, helper, in_parts
 
 CHUNK = 16384  # elements that one thread processes at a time
 SERIAL = 32768  # up to this number of elements, one thread processes the whole vector
@@ -53,7 +53,7 @@ def _fetch_line(typing: Any, x: Any, i: Any) -> Any:
     return types.void(x, types.int64), generate
 
 
-@jit
+@helper
 def fetch(x: ndarray, begin: int, count: int) -> None:
     """Begin to load x[begin : begin + count] into the first-level cache; x (n,). The range may reach beyond x."""
     for i in range(begin, min(begin + count, x.size), LINE // x.itemsize):
@@ -71,60 +71,60 @@ def fence(typing: Any) -> Any:
     return types.void(), generate
 
 
-@jit
+@helper
 def chunks(x: ndarray) -> int:
     """Return the number of chunks of x (n,); 1 if one thread is to process all of it."""
     return (x.size + CHUNK - 1) // CHUNK if x.size > SERIAL else 1
 
 
-@jit
+@helper
 def chunk(x: ndarray, k: int, chunks: int) -> ndarray:
     """Return chunk k of x (n,). The last chunk extends to the end of x; a single chunk is all of x."""
     return x[k * CHUNK : (k + 1) * CHUNK if k + 1 < chunks else x.size]
 
 
-@jit
+@helper
 def _begin_of_chunk(x: ndarray, k: int, chunks: int) -> int:
     return k * CHUNK
 
 
-@jit
+@helper
 def _parts(x: ndarray) -> int:
     """Return the number of parts of x (n,): its chunks, or the strips of all chunks if there are many."""
     count = chunks(x)
     return count if count <= IN_CACHE else count * STRIPS
 
 
-@jit
+@helper
 def _runs(parts: int) -> int:
     """Return the number of chunks."""
     return parts if parts <= IN_CACHE else parts // STRIPS
 
 
-@jit
+@helper
 def _begin_of_part(x: ndarray, k: int, parts: int) -> int:
     return k * (CHUNK if parts <= IN_CACHE else STRIP)
 
 
-@jit
+@helper
 def _part(x: ndarray, k: int, parts: int) -> ndarray:
     """Return part k of x (n,). The last strips may be empty."""
     return x[_begin_of_part(x, k, parts) : _begin_of_part(x, k + 1, parts)]
 
 
-@jit
+@helper
 def _passes_caches(out: ndarray, k: int, parts: int) -> bool:
     return out.size * out.itemsize >= CACHE and out.ctypes.data % VECTOR_BYTES == 0
 
 
-@jit
+@helper
 def _fetch_next(x: ndarray, written: bool, k: int, parts: int) -> None:
     """Fetch the strip after strip k, unless stores to x bypass the caches."""
     if parts > IN_CACHE and not (written and _passes_caches(x, k, parts)):
         fetch(x, (k + 1) * STRIP, STRIP)
 
 
-@jit
+@helper
 def _finish(out: ndarray) -> None:
     """If stores bypassed the caches, wait until all threads can see them: their order is not guaranteed."""
     if _passes_caches(out, 0, 1):

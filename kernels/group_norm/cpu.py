@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import Part, in_parts, jit
+from minidl.engine.jit import Part, helper, in_parts, jit
 
 from ..elementwise.stream import get, put
 from ..norm.cpu import BLOCK_SIZE, MAX_BLOCKS, _block, _limit, _passing, _total, by_partial_sums
@@ -31,7 +31,7 @@ WIDE_ROW = 64  # numbers: fewer than elsewhere, since the arrays of channels are
 ROWS = 8  # wide rows whose terms are added before the sums in memory are loaded
 
 
-@jit
+@helper
 def _blocks(y: ndarray) -> int:
     return max(1, min(MAX_BLOCKS, y.shape[0], y.size // BLOCK_SIZE))
 
@@ -39,7 +39,7 @@ def _blocks(y: ndarray) -> int:
 by_images = in_parts(_blocks, _block)
 
 
-@jit
+@helper
 def _width(channels: int) -> int:
     """Return the length of a wide row: the largest multiple of `channels` up to WIDE_ROW, at least one pixel."""
     return channels * max(1, WIDE_ROW // channels)
@@ -48,13 +48,13 @@ def _width(channels: int) -> int:
 # Passes over one image x (n,): wide rows of `width` numbers, the last of which may be shorter
 
 
-@jit
+@helper
 def _distance(x: ndarray, origin: ndarray, squared: bool, at: int, i: int) -> Any:
     distance = get(x, at) - get(origin, i)
     return distance * distance if squared else distance
 
 
-@jit
+@helper
 def _add(x: ndarray, origin: ndarray, squared: bool, sums: ndarray) -> None:
     """Compute sums (width,) = sums of x - origin, or of (x - origin)^2 if `squared`.
 
@@ -75,7 +75,7 @@ def _add(x: ndarray, origin: ndarray, squared: bool, sums: ndarray) -> None:
         begin += width
 
 
-@jit
+@helper
 def _normalize(
     x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, shortcut: ndarray, relu: bool, y: ndarray
 ) -> None:
@@ -89,7 +89,7 @@ def _normalize(
             put(y, begin + i, zero if relu & (value < zero) else value, False)
 
 
-@jit
+@helper
 def _add_gradients(
     dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, sums: ndarray
 ) -> None:
@@ -116,7 +116,7 @@ def _add_gradients(
         begin += width
 
 
-@jit
+@helper
 def _input_gradient(
     dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, slope: ndarray,
     constant: ndarray, dx: ndarray,
@@ -132,7 +132,7 @@ def _input_gradient(
 # From the columns of wide rows to groups, and back
 
 
-@jit
+@helper
 def _group_sums(sums: ndarray, of_channels: ndarray, of_groups: ndarray) -> None:
     """Compute the sums of channels (C,) and of groups (G,) from the sums of columns (width,)."""
     narrow(sums, of_channels)
@@ -144,7 +144,7 @@ def _group_sums(sums: ndarray, of_channels: ndarray, of_groups: ndarray) -> None
         of_groups[g] = total
 
 
-@jit
+@helper
 def _spread(of_groups: ndarray, channels: int, values: ndarray) -> None:
     """Set the columns of each channel in values (width,) to the number of the channel's group; of_groups (G,)."""
     size = channels // of_groups.size

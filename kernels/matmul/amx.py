@@ -32,7 +32,7 @@ import numpy as np
 from llvmlite import ir
 from numpy import ndarray
 
-from minidl.engine.jit import HAS_AMX, apart_jit, jit
+from minidl.engine.jit import HAS_AMX, apart_jit, helper
 
 from .emitter import Emitter, Sums, Value
 from .emitter import instructions as any_instructions
@@ -54,13 +54,13 @@ _bytes[0], _bytes[16:32].view(np.uint16)[:], _bytes[48:56] = 1, 64, 16
 SHAPES = _bytes.view(np.float32)
 
 
-@jit
+@helper
 def count_of(size: int) -> int:
     """Return the number of strips for so many rows, of panels for columns, or of blocks for k."""
     return (size + SIDE - 1) // SIDE
 
 
-@jit
+@helper
 def parts_size(rows: int, depth: int) -> int:
     """Return the size of all strips (panels) of a matrix with so many rows (columns)."""
     return count_of(rows) * count_of(depth) * BLOCK

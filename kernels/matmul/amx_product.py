@@ -25,7 +25,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import HAS_AMX, apart_jit, jit, parallel_jit, prange
+from minidl.engine.jit import HAS_AMX, apart_jit, helper, parallel_jit, prange
 
 from .amx import (
     BLOCK,
@@ -53,26 +53,26 @@ WIDE = 1024  # a thread computes at most this many columns at a time: more would
 SPARE = DEPTH * SIDE + 2 * SIDE  # memory for a piece of a panel, transposed by pack_columns
 
 
-@jit
+@helper
 def uses_amx(rows: int, columns: int, depth: int) -> bool:
     """Return whether a float32 product of this shape is computed here."""
     large = min(rows, columns) >= LEAST and max(rows, columns) >= LEAST_LONGER
     return HAS_AMX and large and depth >= LEAST_DEPTH
 
 
-@jit
+@helper
 def depth_of_piece(rows: int, packed: bool) -> int:
     """Return how many products are in a piece."""
     return DEPTH // 2 if rows <= FEW_ROWS and not packed else DEPTH
 
 
-@jit
+@helper
 def depth_of_strips(rows: int, depth: int) -> int:
     """Return how many k of a are split at a time: all if the strips stay in L2, since long rows are read faster."""
     return depth if parts_size(rows, depth) <= MC_KC else DEPTH
 
 
-@jit
+@helper
 def block_of_strips(rows: int, columns: int, depth: int) -> int:
     """Return the strips of a block: all if they fit into L2 (their sums may not), else as many as fill it with sums."""
     if parts_size(rows, depth) <= MC_KC:
@@ -80,13 +80,13 @@ def block_of_strips(rows: int, columns: int, depth: int) -> int:
     return min(count_of(rows), max(1, 2 * MC_KC // (DEPTH // SIDE * BLOCK + SIDE * min(columns, WIDE))))
 
 
-@jit
+@helper
 def tiles_of_strip(columns: int) -> int:
     """Return how many tiles of sums a strip has at a time."""
     return count_of(min(columns, WIDE))
 
 
-@jit
+@helper
 def memory_of_sums(rows: int, columns: int, depth: int) -> int:
     """Return the size of a thread's memory for sums: a block of strips, or one tile if there is only one piece.
 
@@ -96,7 +96,7 @@ def memory_of_sums(rows: int, columns: int, depth: int) -> int:
     return SIDE * SIDE * (1 if one else block_of_strips(rows, columns, depth) * tiles_of_strip(columns))
 
 
-@jit
+@helper
 def memory_of_thread(rows: int, columns: int, depth: int) -> int:
     """Return the size of a thread's memory: SPARE, pieces of two panels, the sums, and a block of strips."""
     strips = block_of_strips(rows, columns, depth) * parts_size(1, depth_of_strips(rows, depth))

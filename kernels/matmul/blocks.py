@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from numpy import ndarray
 
-from minidl.engine.jit import L2, REGISTERS, VECTOR_BYTES, jit
+from minidl.engine.jit import L2, REGISTERS, VECTOR_BYTES, helper
 
 LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
 MR = 8 if REGISTERS == 32 else 6  # for convolutions: their tile needs a register for the address of each row
@@ -42,7 +42,7 @@ LINE = 16  # float32 numbers in a cache line; scratch sizes include as many spar
 MOST_FEW = 4  # tiles of up to this many rows are in few.py
 
 
-@jit
+@helper
 def few_rows(rows: int, in_place: bool) -> int:
     """Return the rows of each tile of few.py for a product of this many rows, 0 if it has other tiles.
 
@@ -55,7 +55,7 @@ def few_rows(rows: int, in_place: bool) -> int:
     return (rows + 1) // 2 if in_place and 6 <= rows <= min(MR, 2 * MOST_FEW) else 0
 
 
-@jit
+@helper
 def few_panels(rows: int) -> int:
     """Return the number of panels that a tile of few.py with this many rows computes together; 0 for 0 rows.
 
@@ -64,7 +64,7 @@ def few_panels(rows: int) -> int:
     return REGISTERS // 2 // rows // 2 if rows else 0
 
 
-@jit
+@helper
 def tile_rows(rows: int, panels: int) -> int:
     """Return the rows of the next tile of a product, if `rows` remain and the tile has this many panels.
 
@@ -75,20 +75,20 @@ def tile_rows(rows: int, panels: int) -> int:
     return HEIGHTS_OF_TWO[1] if 6 < rows <= 8 else min(rows, HEIGHTS_OF_TWO[0])
 
 
-@jit
+@helper
 def block_depth(depth: int) -> int:
     """Return KC for sums of `depth` > 0 products: blocks of about equal depth, of at most KC products each."""
     blocks = (depth + KC - 1) // KC
     return (depth + blocks - 1) // blocks
 
 
-@jit
+@helper
 def block_rows(kc: int, nr: int) -> int:
     """Return MC for blocks of depth kc > 0: a multiple of nr rows, at least nr."""
     return max(nr, MC_KC // kc // nr * nr)
 
 
-@jit
+@helper
 def aligned(scratch: ndarray) -> ndarray:
     """Return the part of scratch that begins on a cache line: a vector across two lines costs two loads."""
     return scratch[(-scratch.ctypes.data % 64) // scratch.itemsize :]

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import HAS_AMX, apart_jit, jit, parallel_jit, prange, threads
+from minidl.engine.jit import HAS_AMX, apart_jit, helper, jit, parallel_jit, prange, threads
 from minidl.engine.team import thread_count
 
 from .amx import parts_size
@@ -77,25 +77,25 @@ class End(NamedTuple):
     relu: bool
 
 
-@jit
+@helper
 def _packed_size(depth: int) -> int:
     """Return the number of elements of a packed panel of b, whose depth is rounded up to whole vectors."""
     return (block_depth(max(1, depth)) + LANES - 1) // LANES * LANES * NR
 
 
-@jit
+@helper
 def _panels_size(columns: int, depth: int) -> int:
     """Return the number of elements of all panels of b."""
     return (columns + NR - 1) // NR * NR * depth
 
 
-@jit
+@helper
 def _has_short_sums(rows: int, columns: int, depth: int) -> bool:
     """Return whether tiles are computed from left to right (_share_of_short_sums), unless b is transposed or packed."""
     return depth <= SHORT_DEPTH and rows > depth and _panels_size(columns, depth) <= SHORT_PANELS
 
 
-@jit
+@helper
 def _scratch_size(rows: int, columns: int, depth: int) -> int:
     """Return the number of elements of a thread's scratch: panels of b and, for many panels, a block of a."""
     kc = block_depth(max(1, depth))
@@ -109,7 +109,7 @@ def _scratch_size(rows: int, columns: int, depth: int) -> int:
     return PANELS * _packed_size(depth) + (packed_a + LANES - 1) // LANES * LANES
 
 
-@jit
+@helper
 def _memory_on_amx(rows: int, columns: int, depth: int) -> int:
     """Return the size of a thread's scratch on AMX; float64, whose product has the same scratch, uses vectors."""
     return max(memory_of_thread(rows, columns, depth), _scratch_size(rows, columns, depth))
@@ -326,7 +326,7 @@ def _divide(a: Left, b: Right, depth: int, bias: ndarray, relu: bool, scratch: n
             _share(number, parts, a, b, depth, bias, relu, own, out)
 
 
-@jit
+@helper
 def _product(
     a: Left, b: Right, depth: int, bias: ndarray, relu: bool, packed: ndarray, scratch: ndarray, out: ndarray
 ) -> None:

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import VECTOR_BYTES, apart_jit, jit
+from minidl.engine.jit import VECTOR_BYTES, apart_jit, helper
 
 from .blocks import HEIGHTS, HEIGHTS_OF_TWO, PANELS, tile_rows
 from .emitter import Emitter, Sums, Value, instructions
@@ -44,7 +44,7 @@ AHEAD = 16  # for each k, the tile that packs b requests row k + AHEAD
 LINES = max(1, MOST_VECTORS * VECTOR_BYTES // 64)  # cache lines in a row of a tile's panels
 
 
-@jit
+@helper
 def tile_columns(columns: int, array: ndarray) -> int:
     """Return the columns of the next tile of a product, if `columns` remain: two panels, or one, or what remains.
 

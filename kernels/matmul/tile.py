@@ -33,7 +33,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy import ndarray
 
-from minidl.engine.jit import VECTOR_BYTES, apart_jit, jit
+from minidl.engine.jit import VECTOR_BYTES, apart_jit, helper
 
 from .blocks import MR, WIDE_MR
 from .emitter import Emitter, Sums, Value, instructions
@@ -48,25 +48,25 @@ def lanes(typing: Any, array: Any) -> Any:
     return types.int64(array), lambda context, *_: context.get_constant(types.int64, count)
 
 
-@jit
+@helper
 def panel_width(array: ndarray) -> int:
     """Return the number of columns of a tile of this array's type, two vectors: NR for float32."""
     return 2 * lanes(array)
 
 
-@jit
+@helper
 def line_of(array: ndarray) -> int:
     """Return how many of the array's numbers a cache line holds, without a division when the kernel runs."""
     return lanes(array) * (64 // VECTOR_BYTES)
 
 
-@jit
+@helper
 def whole_vectors(columns: int, array: ndarray) -> int:
     """Return the number of columns, rounded up to whole vectors."""
     return (columns + lanes(array) - 1) // lanes(array) * lanes(array)
 
 
-@jit
+@helper
 def panels_of(columns: int, array: ndarray) -> int:
     """Return into how many panels to divide columns of a convolution. A panel has two vectors, the last up to three.
 
@@ -75,14 +75,14 @@ def panels_of(columns: int, array: ndarray) -> int:
     return max(1, whole_vectors(columns, array) // panel_width(array))
 
 
-@jit
+@helper
 def columns_of(number: int, columns: int, array: ndarray) -> int:
     """Return the width of panel `number` of these columns (panels_of)."""
     first = number * panel_width(array)
     return columns - first if number + 1 == panels_of(columns, array) else panel_width(array)
 
 
-@jit
+@helper
 def widest_panel(columns: int, array: ndarray) -> int:
     """Return the width of the last panel of these columns: no other one is wider."""
     return columns_of(panels_of(columns, array) - 1, columns, array)

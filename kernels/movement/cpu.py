@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
+from minidl.engine.jit import apart_jit, helper, jit, parallel_jit, prange
 from minidl.kernels.matmul.pack import transpose_square
 from minidl.kernels.matmul.tile import lanes
 
@@ -66,7 +66,7 @@ def _merged(shape: ndarray, source_strides: ndarray, target_strides: ndarray) ->
     return axes
 
 
-@jit
+@helper
 def _transpose_plane(source: ndarray, step: int, target: ndarray, t_row: int, rows: int, columns: int) -> None:
     """target[r * t_row + c] = source[c * step + r]"""
     side = lanes(source)
@@ -95,7 +95,7 @@ def _transpose_plane(source: ndarray, step: int, target: ndarray, t_row: int, ro
             r += 1
 
 
-@jit
+@helper
 def _copy_plane(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray) -> None:
     """Copy the plane of the last two axes, which begins at element s of source and at element t of target."""
     rows, columns = axes[0]

@@ -23,7 +23,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import jit
+from minidl.engine.jit import helper
 
 from ..elementwise.stream import fetch, get, put
 from ..matmul.emitter import Emitter, Sums, Value, instructions
@@ -147,7 +147,7 @@ def _sum_gradients(
                 _for_vectors(e, vectors, lambda vectors: write(vectors, False, False))
 
 
-@jit
+@helper
 def wide_row(array: ndarray, channels: int) -> int:
     """Return the length of a wide row: the least common multiple of `channels` and the lanes of a vector."""
     row = channels
@@ -156,7 +156,7 @@ def wide_row(array: ndarray, channels: int) -> int:
     return row
 
 
-@jit
+@helper
 def constants_of(mean: ndarray, scale: ndarray, bias: ndarray) -> ndarray:
     """Return mean, scale and bias, each repeated to a wide row: the constants of gradients_of_block."""
     width = wide_row(mean, mean.size)
@@ -167,13 +167,13 @@ def constants_of(mean: ndarray, scale: ndarray, bias: ndarray) -> ndarray:
     return constants
 
 
-@jit
+@helper
 def _vectors(array: ndarray, numbers: int) -> int:
     """Return how many vectors to sum together if a wide row has `numbers` more numbers: 4, 2 or 1."""
     return 4 if numbers >= 4 * lanes(array) else 2 if numbers >= 2 * lanes(array) else 1
 
 
-@jit
+@helper
 def moments_of_block(
     x: ndarray, begin: int, rows: int, channels: int, width: int, memory: ndarray, partial: ndarray, k: int
 ) -> None:
@@ -205,7 +205,7 @@ def moments_of_block(
             squares[c] += distance * distance
 
 
-@jit
+@helper
 def gradients_of_block(
     dy: ndarray, x: ndarray, relu_y: ndarray, begin: int, rows: int, channels: int, width: int, constants: ndarray,
     relu: bool, memory: ndarray, partial: ndarray, k: int,
@@ -237,7 +237,7 @@ def gradients_of_block(
                 second[c] += dy[at + c] * distance
 
 
-@jit
+@helper
 def normalize_rows(
     x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, shortcut: ndarray, relu: bool, y: ndarray
 ) -> None:

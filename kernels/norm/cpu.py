@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import Part, in_parts, jit
+from minidl.engine.jit import Part, helper, in_parts, jit
 from minidl.kernels.reduce.rows import repeat, wide
 
 from ..elementwise.stream import fetch, get, put
@@ -42,17 +42,17 @@ MAX_BLOCKS = 64
 LINE = 64  # bytes of a cache line
 
 
-@jit
+@helper
 def _blocks(x: ndarray) -> int:
     return max(1, min(MAX_BLOCKS, x.size // BLOCK_SIZE))
 
 
-@jit
+@helper
 def _partial_sums(partial: ndarray) -> int:
     return partial.shape[0]
 
 
-@jit
+@helper
 def _block(a: ndarray, k: int, blocks: int) -> ndarray:
     """Return the k-th block of rows."""
     rows = a.shape[0]
@@ -63,7 +63,7 @@ by_blocks = in_parts(_blocks, _block)
 by_partial_sums = in_parts(_partial_sums, _block)  # the decorated function receives partial (1, 2, C)
 
 
-@jit
+@helper
 def _total(partial: ndarray) -> ndarray:
     """Return the sum (2, C) of partial (blocks, 2, C) over the blocks, in order; the sum overwrites the first block."""
     total = partial[0]
@@ -82,23 +82,23 @@ def parts(rows: int, channels: int) -> int:
     return max(1, -(-rows // BLOCK_ROWS))
 
 
-@jit
+@helper
 def _rows_of_block(rows: int, blocks: int) -> int:
     """Return the number of rows of each block but the last ones, which may have fewer or none."""
     return (rows + blocks - 1) // blocks
 
 
-@jit
+@helper
 def _tasks(partial: ndarray) -> int:
     return max(1, min(MAX_BLOCKS, partial.shape[0], partial.size // 2 * BLOCK_ROWS // BLOCK_SIZE))
 
 
-@jit
+@helper
 def _first_block(partial: ndarray, task: int, tasks: int) -> int:
     return partial.shape[0] * task // tasks
 
 
-@jit
+@helper
 def _count(partial: ndarray, task: int, tasks: int) -> int:
     return partial.shape[0]
 
@@ -106,7 +106,7 @@ def _count(partial: ndarray, task: int, tasks: int) -> int:
 by_tasks = in_parts(_tasks, _block, first=_first_block, blocks=_count)
 
 
-@jit
+@helper
 def _fetch_rows(x: ndarray, begin: int, count: int) -> None:
     """Prefetch x[begin : begin + count] of x (n,) into the second-level cache."""
     for at in range(begin, min(begin + count, x.size), LINE // x.itemsize):
@@ -141,7 +141,7 @@ def _gradient_moments(
                            memory, partial, k)  # fmt: skip
 
 
-@jit
+@helper
 def _sums_of_blocks(partial: ndarray, blocks: int) -> ndarray:
     """Return the sums of the first `blocks` rows of partial (blocks, 2 * C), and the sums of the squares of distances
     from the mean: (2, 2 * C)."""
@@ -160,7 +160,7 @@ def _normalize(x: Part, mean: ndarray, scale: ndarray, bias: ndarray, shortcut: 
     normalize_rows(x, mean, scale, bias, shortcut, relu, y)
 
 
-@jit
+@helper
 def _statistics(
     rows: int, eps: float, momentum: float, running_mean: ndarray, running_var: ndarray, partial: ndarray,
     mean: ndarray, rstd: ndarray,
@@ -197,7 +197,7 @@ def batch_norm(
     finish(x, weight, bias, eps, momentum, shortcut, relu, partial, running_mean, running_var, mean, rstd, y)
 
 
-@jit
+@helper
 def finish(
     x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float, shortcut: ndarray, relu: bool,
     partial: ndarray, running_mean: ndarray, running_var: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
@@ -208,13 +208,13 @@ def finish(
         _normalize(x, mean, rstd * weight, bias, shortcut, relu, y)
 
 
-@jit
+@helper
 def _limit(x: ndarray, relu: bool) -> Any:
     """Return the largest output that lets no gradient pass: 0 with relu, otherwise NaN, because nothing is <= NaN."""
     return x.dtype.type(0 if relu else np.nan)
 
 
-@jit
+@helper
 def _passing(
     dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, limit: float, at: int, i: int
 ) -> Any:
@@ -254,7 +254,7 @@ def batch_norm_backward(
     finish_backward(dy, x, weight, bias, mean, rstd, relu, partial, dx, dweight, dbias)
 
 
-@jit
+@helper
 def finish_backward(
     dy: ndarray, x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray, relu: bool,
     partial: ndarray, dx: ndarray, dweight: ndarray, dbias: ndarray,

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import Part, apart_jit, jit, parallel_jit, prange
+from minidl.engine.jit import Part, apart_jit, helper, parallel_jit, prange
 
 from ..elementwise.stream import SERIAL, chunked
 from .reference import __all__ as __all__
@@ -23,20 +23,20 @@ LINE = 16  # elements: the chunks of `norms` begin on a cache line of float32
 LANES = 128  # independent sums of squares
 
 
-@jit
+@helper
 def _overlap(start: int, stop: int, begin: int, size: int) -> slice:
     """Return the slice, often empty, of the chunk [begin, begin + size) that is in the segment [start, stop)."""
     low = max(start - begin, 0)
     return slice(low, max(low, min(stop - begin, size)))
 
 
-@jit
+@helper
 def _decay(lr: float, weight_decay: float, decoupled: bool) -> tuple[float, float]:
     """Return (shrink, pull): theta is multiplied by shrink, and pull * theta is added to the gradient."""
     return (1 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
 
 
-@jit
+@helper
 def _sgd(
     theta: ndarray, grad: ndarray, velocity: ndarray, lr: float, weight_decay: float,
     momentum: float, nesterov: bool, decoupled: bool, scale: float,
@@ -63,7 +63,7 @@ def sgd(
             _sgd(theta[at], grad[at], velocity[at], lr[s], weight_decay[s], momentum, nesterov, decoupled, scale)
 
 
-@jit
+@helper
 def _adam(
     theta: ndarray, grad: ndarray, first: ndarray, second: ndarray, lr: float, weight_decay: float,
     beta1: float, beta2: float, eps: float, step: int, decoupled: bool, scale: float,
@@ -103,7 +103,7 @@ def norms_partial(segments: int) -> int:
     return NORM_CHUNKS * (LANES + segments)
 
 
-@jit
+@helper
 def _sum_of_squares(x: ndarray, lanes: ndarray) -> float:
     """Return the sum of the squares of x, added up from LANES independent sums and one for the remainder."""
     lanes[:] = 0
@@ -148,7 +148,7 @@ def norms(x: ndarray, starts: ndarray, stops: ndarray, partial: ndarray, squares
         squares[s] = total
 
 
-@jit
+@helper
 def _local_rate(weight_decay: float, trust: float, theta_square: float, grad_square: float) -> float:
     if theta_square == 0 or grad_square == 0:
         return 1.0
@@ -156,7 +156,7 @@ def _local_rate(weight_decay: float, trust: float, theta_square: float, grad_squ
     return trust * theta_norm / (grad_norm + weight_decay * theta_norm)
 
 
-@jit
+@helper
 def _lars(
     theta: ndarray, grad: ndarray, velocity: ndarray, rate: float, weight_decay: float, momentum: float, scale: float
 ) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
+from minidl.engine.jit import apart_jit, helper, parallel_jit, prange
 
 from .reference import Pair
 from .reference import __all__ as __all__
@@ -21,14 +21,14 @@ from .reference import __all__ as __all__
 VECTOR_CHANNELS = 8  # fewer channels do not fill even a vector of 256 bits: they are processed number by number
 
 
-@jit
+@helper
 def _span(out: int, size: int, kernel: int, stride: int, padding: int) -> tuple[int, int, int]:
     """Return (start, stop, unclipped start) of the window of output `out` on one axis. start and stop are clipped."""
     start = out * stride - padding
     return max(start, 0), min(start + kernel, size), start
 
 
-@jit
+@helper
 def _take(x: ndarray, tap: int, y: ndarray, place: ndarray) -> None:
     """Take the first pixel of a window as the largest so far: y (C,) = x (C,), and place (C,) = tap."""
     here = place.dtype.type(tap)
@@ -37,7 +37,7 @@ def _take(x: ndarray, tap: int, y: ndarray, place: ndarray) -> None:
         place[c] = here
 
 
-@jit
+@helper
 def _keep_largest(x: ndarray, tap: int, y: ndarray, place: ndarray) -> None:
     """Where a further pixel x is larger than y, or is NaN, set y to x and place to tap. `|` replaces `or`, because LLVM
     vectorises only loops without branches."""
@@ -64,12 +64,12 @@ def _max_pool_image(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: nd
                         _keep_largest(x[h, w], tap, y[oh, ow], place[oh, ow])
 
 
-@jit
+@helper
 def _is_2x2(kernel: Pair, stride: Pair, padding: Pair) -> bool:
     return kernel == (2, 2) and stride == (2, 2) and padding == (0, 0)
 
 
-@jit
+@helper
 def _first_largest(a: float, b: float, c: float, d: float) -> tuple[float, np.uint8]:
     """Return the largest of four numbers, and its index; among equal numbers, the first index."""
     best, where = a, np.uint8(0)
@@ -81,7 +81,7 @@ def _first_largest(a: float, b: float, c: float, d: float) -> tuple[float, np.ui
     return (d if wins else best), (np.uint8(3) if wins else where)
 
 
-@jit
+@helper
 def _max_pool_pixel(a: ndarray, b: ndarray, c: ndarray, d: ndarray, y: ndarray, place: ndarray) -> None:
     """Compute y (C,) = the largest of the four pixels a, b, c, d (C,) of a window, and place (C,) = its index."""
     for i in range(y.size):
@@ -104,7 +104,7 @@ def _max_pool_2x2(x: ndarray, y: ndarray, place: ndarray) -> None:
                     )
 
 
-@jit
+@helper
 def _max_pool_one(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray, place: ndarray) -> None:
     if _is_2x2(kernel, stride, padding):
         _max_pool_2x2(x, y, place)
@@ -134,7 +134,7 @@ def _max_pool_backward_image(
                 dx[h + tap // kernel[1], w + tap % kernel[1], c] += dy[oh, ow, c]
 
 
-@jit
+@helper
 def _max_pool_backward_pixel(dy: ndarray, place: ndarray, a: ndarray, b: ndarray, c: ndarray, d: ndarray) -> None:
     zero = dy.dtype.type(0)
     for i in range(dy.size):
@@ -177,7 +177,7 @@ def max_pool_backward(dy: ndarray, place: ndarray, kernel: Pair, stride: Pair, p
             _max_pool_backward_image(dy[n], place[n], kernel, stride, padding, dx[n])
 
 
-@jit
+@helper
 def _add(x: ndarray, factor: float, y: ndarray) -> None:
     """Compute y += factor * x."""
     for c in range(x.size):
@@ -219,7 +219,7 @@ def _average_pool_backward_image(dy: ndarray, kernel: Pair, stride: Pair, paddin
                     _add(dy[oh, ow], factor, dx[h, w])
 
 
-@jit
+@helper
 def _spread_rows(dy: ndarray, kernel: Pair, dx: ndarray) -> None:
     """Compute dx of average pooling for adjacent windows without overlap: each pixel of dx is written once."""
     factor = dx.dtype.type(1 / (kernel[0] * kernel[1]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
+from minidl.engine.jit import apart_jit, helper, jit, parallel_jit, prange
 
 from ..elementwise.stream import fetch
 from .reference import __all__ as __all__
@@ -18,7 +18,7 @@ from .rows import narrow, wide
 SERIAL = 32768  # one thread sums arrays with fewer numbers
 
 
-@jit
+@helper
 def _sum_few(x: ndarray, total: ndarray) -> None:
     """Compute the same sums as _sum_rows, for few numbers."""
     total[:] = 0
@@ -38,7 +38,7 @@ def _sum_few(x: ndarray, total: ndarray) -> None:
     total[0] = (a + b) + (c + d)
 
 
-@jit
+@helper
 def _sum_rows(x: ndarray, total: ndarray) -> None:
     """Compute total (inner,) float64 = sum of the rows of x (rows, inner)."""
     width = wide(total.size)

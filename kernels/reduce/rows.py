@@ -17,18 +17,18 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import jit
+from minidl.engine.jit import helper
 
 WIDE_ROW = 256  # numbers: four wide rows of float32 are a page of memory, and the sums fit into the first-level cache
 
 
-@jit
+@helper
 def wide(channels: int) -> int:
     """Return the length of a wide row: the largest multiple of `channels` up to WIDE_ROW, at least one row."""
     return max(1, channels) * max(1, WIDE_ROW // max(1, channels))
 
 
-@jit
+@helper
 def repeat(values: ndarray, width: int) -> ndarray:
     """Repeat `values` (C,) until they fill a wide row; return the row (width,)."""
     repeated = np.empty(width, values.dtype)
@@ -37,7 +37,7 @@ def repeat(values: ndarray, width: int) -> ndarray:
     return repeated
 
 
-@jit
+@helper
 def narrow(sums: ndarray, total: ndarray) -> None:
     """Compute total (C,) = the sum of the rows of length C that form `sums` (width,)."""
     total[:] = 0

@@ -10,7 +10,7 @@ import math
 
 from numpy import ndarray
 
-from minidl.engine.jit import jit
+from minidl.engine.jit import helper, jit
 
 from ..activation import functions
 from .reference import __all__ as __all__
@@ -19,12 +19,12 @@ BLOCK_SIZE = 4096  # a block of rows has at most this many elements, unless a si
 SHORT_ROW = 16  # the elements of a row of up to this length are compared one by one to find the maximum
 
 
-@jit
+@helper
 def _block_rows(x: ndarray) -> int:
     return max(1, BLOCK_SIZE // max(1, x.shape[1]))
 
 
-@jit
+@helper
 def _largest_of_few(x: ndarray) -> float:
     largest = x[0]
     for v in x[1:]:
@@ -32,7 +32,7 @@ def _largest_of_few(x: ndarray) -> float:
     return largest
 
 
-@jit
+@helper
 def _largest_of_many(x: ndarray, scratch: ndarray) -> float:
     """Return the largest number of a row. A copy of the row is folded in half until few numbers are left; each fold
     keeps the larger number of each pair."""
@@ -48,13 +48,13 @@ def _largest_of_many(x: ndarray, scratch: ndarray) -> float:
     return _largest_of_few(scratch[:n])
 
 
-@jit
+@helper
 def _subtract(x: ndarray, number: float, y: ndarray) -> None:
     for j in range(x.size):
         y[j] = x[j] - number
 
 
-@jit
+@helper
 def _center(x: ndarray, y: ndarray) -> None:
     """Compute y = x - max(x) in each row: the softmax does not change, and exp cannot overflow.
 
@@ -68,7 +68,7 @@ def _center(x: ndarray, y: ndarray) -> None:
             _subtract(x[i], _largest_of_many(x[i], y[i]), y[i])
 
 
-@jit
+@helper
 def _sum(x: ndarray) -> float:
     """Return the sum of x, as eight independent sums, because an addition waits for the one before it."""
     a = b = c = d = e = f = g = h = 0.0
@@ -87,13 +87,13 @@ def _sum(x: ndarray) -> float:
     return ((a + b) + (c + d)) + ((e + f) + (g + h))
 
 
-@jit
+@helper
 def _exp(x: ndarray) -> None:
     for j in range(x.size):
         x[j] = functions.exp(x[j])
 
 
-@jit
+@helper
 def _scale(y: ndarray, factor: float) -> None:
     for j in range(y.size):
         y[j] *= factor
@@ -142,7 +142,7 @@ def log_softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
             dx_row[j] = dy_row[j] - functions.exp(y_row[j]) * total
 
 
-@jit
+@helper
 def _expected(row: ndarray, label: int, smoothing: float) -> float:
     """Return the sum of target * centered logit; NaN for an invalid label, so that the loss becomes NaN."""
     if label < 0 or label >= row.size:

@@ -1,9 +1,14 @@
 """Compilation of kernels: the only module that calls `numba.njit` and chooses its flags.
 
     @jit            serial machine code, without the GIL, cached on disk
-    @apart_jit      the same for long functions, compiled once: callers call this code and contain no copy of it
-    @parallel_jit   the same as @apart_jit, with `prange` loops distributed over the threads
+    @parallel_jit   the same, with `prange` loops distributed over the threads
     @in_parts(...)  a parallel kernel, made from a function that computes one part of the result
+    @helper         a short function for compiled code: each caller contains a copy of it
+    @apart_jit      a long function for compiled code, compiled once: callers call this code and contain no copy of it
+
+Python calls the machine code of the first three. For that, Numba writes a second function, which unpacks the arguments,
+and needs a fifth of all compile time. The last two do without. If Python calls them with numbers, it runs them as
+Python. So the size of scratch memory is known before anything is compiled.
 
 Three choices hold for every kernel:
 
@@ -29,7 +34,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial, update_wrapper
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -113,28 +118,56 @@ if isa() == "avx512" and VECTOR_BYTES < 64:
 # -- decorators -------------------------------------------------------------------------------------------------------
 
 
-def _compile(function: Callable[..., Any], parallel: bool, apart: bool) -> Any:
-    kernel = numba.njit(nogil=True, error_model="numpy", parallel=parallel, no_cfunc_wrapper=True)(function)
-    kernel._cache = KernelCache(function, _folder, _refused)
+def _compile(function: Callable[..., Any], parallel: bool, apart: bool, called_by_python: bool) -> Any:
+    kernel = numba.njit(nogil=True, error_model="numpy", parallel=parallel, no_cfunc_wrapper=True,
+                        no_cpython_wrapper=not called_by_python)(function)  # fmt: skip
+    kernel._cache = KernelCache(function, _folder, _refused, called_by_python)
     kernel.get_call_template = partial(_call_template, kernel, apart)
     if apart:
         _apart[kernel.__module__, kernel.__qualname__] = kernel
     return kernel
 
 
+class _Helper:
+    """A function for compiled code. Python can call it, too: without arrays it runs as Python, with arrays as a kernel.
+
+    compiled: Numba's dispatcher, whose machine code Python cannot call. kernel: the same function, compiled for Python.
+    """
+
+    def __init__(self, function: Callable[..., Any], apart: bool) -> None:
+        update_wrapper(self, function)
+        self.py_func = function
+        self.compiled = _compile(function, parallel=False, apart=apart, called_by_python=False)
+        self._numba_type_ = types.Dispatcher(self.compiled)  # what compiled code calls
+
+    @cached_property
+    def kernel(self) -> Any:
+        return jit(self.py_func)
+
+    def __call__(self, *arguments: Any) -> Any:
+        arrays = any(isinstance(argument, Part) for argument in arguments)
+        return self.kernel(*arguments) if arrays else self.py_func(*arguments)
+
+
 def jit(function: Callable[..., Any]) -> Any:
-    """Compile a kernel, or a helper of kernels, to serial machine code."""
-    return _compile(function, parallel=False, apart=False)
+    """Compile a kernel to serial machine code."""
+    return _compile(function, parallel=False, apart=False, called_by_python=True)
+
+
+def helper(function: Callable[..., Any]) -> Any:
+    """Compile a short function of kernels to serial machine code, of which each caller contains a copy."""
+    return _Helper(function, apart=False)
 
 
 def apart_jit(function: Callable[..., Any]) -> Any:
-    """Compile a long function once, apart from its callers: they call this code and contain no copy of it."""
-    return _compile(function, parallel=False, apart=True)
+    """Compile a long function of kernels once. Its callers call this code, and contain no copy of it."""
+    return _Helper(function, apart=True)
 
 
 def parallel_jit(function: Callable[..., Any]) -> Any:
     """Compile a kernel with parallel `prange` loops. Unless it is a nested function, it is compiled apart, too."""
-    return _compile(function, parallel=True, apart="<locals>" not in function.__qualname__)
+    apart = "<locals>" not in function.__qualname__
+    return _compile(function, parallel=True, apart=apart, called_by_python=True)
 
 
 _KERNEL = """
@@ -289,6 +322,6 @@ if os.environ.get("MINIDL_THREADS"):
 
 
 __all__ = [
-    "HAS_AMX", "HAS_FMA", "REGISTERS", "VECTOR_BYTES", "Part", "apart_jit", "cached", "in_parts", "jit",
-    "parallel_jit", "prange", "set_threads", "threads",
+    "HAS_AMX", "HAS_FMA", "REGISTERS", "VECTOR_BYTES", "Part", "apart_jit", "cached", "helper", "in_parts",
+    "jit", "parallel_jit", "prange", "set_threads", "threads",
 ]  # fmt: skip

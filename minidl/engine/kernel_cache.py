@@ -153,11 +153,13 @@ def _prune(folder: Path) -> None:
 class KernelCache:
     """The compiled versions of one function on disk. It replaces the cache of Numba's dispatcher and has its methods.
 
-    folder, refused: the result of `find_folder`.
+    folder, refused: the result of `find_folder`. called_by_python: whether Python can call the machine code.
     """
 
-    def __init__(self, function: Callable[..., Any], folder: Path | None, refused: list[str]) -> None:
-        self.function, self.folder, self.refused = function, folder, refused
+    def __init__(
+        self, function: Callable[..., Any], folder: Path | None, refused: list[str], called_by_python: bool
+    ) -> None:
+        self.function, self.folder, self.refused, self.called_by_python = function, folder, refused, called_by_python
         self.name, self.source = f"{function.__module__}.{function.__qualname__}", inspect.getfile(function)
         self.stamp = _stamp(self.source)  # now, since the file may be edited later
 
@@ -260,7 +262,7 @@ class KernelCache:
         return (
             self.name, self.source, code.co_firstlineno, hashlib.sha256(code.co_code).hexdigest(),
             hashlib.sha256(dumps(enclosed)).hexdigest() if enclosed else "", tuple(signature), codegen.magic_tuple(),
-            platform.python_version(), sys.implementation.cache_tag, numba.__version__,
+            platform.python_version(), sys.implementation.cache_tag, numba.__version__, self.called_by_python,
         )  # fmt: skip
 
 
