@@ -135,7 +135,7 @@ def work(name: str, arguments: Mapping[str, Any], distances: Mapping[str, float]
     if op == "matmul":
         rows, columns = shapes["out"]
         depth = shapes["a"][0 if name == "matmul.tn" else 1]
-        amx = uses_amx.py_func(rows, columns, depth)
+        amx = uses_amx(rows, columns, depth)
         if amx:
             more = product_on_amx(rows, columns, depth, threads, "packed" in arrays)
         else:
@@ -163,8 +163,8 @@ def product(
 
     form: nn, nt or tn; packed: whether an earlier call has packed the second matrix.
     """
-    kc, (high, wide) = block_depth.py_func(depth), tile_size(columns)
-    mc = min(rows, block_rows.py_func(kc, NR))
+    kc, (high, wide) = block_depth(depth), tile_size(columns)
+    mc = min(rows, block_rows(kc, NR))
     panels, pairs, tiles, blocks = _up(columns, NR), _up(columns, wide), _up(rows, high), _up(rows, mc)
     pair, strip, block = FLOAT * kc * wide, FLOAT * kc * high, FLOAT * mc * kc
     b, out = FLOAT * columns * depth, FLOAT * rows * columns
@@ -188,8 +188,8 @@ def product(
 def product_on_amx(rows: int, columns: int, depth: int, threads: int, packed: bool = False) -> list[Stream]:
     """Return what kernels/matmul/amx_product.py moves: numbers of PARTS bytes, in strips and panels of SIDE."""
     mine = (rows, _up(columns, threads)) if columns >= rows else (_up(rows, threads), columns)
-    block, whole = SIDE * block_of_strips.py_func(rows, columns, depth), depth_of_strips.py_func(rows, depth)
-    piece = depth_of_piece.py_func(rows, packed)
+    block, whole = SIDE * block_of_strips(rows, columns, depth), depth_of_strips(rows, depth)
+    piece = depth_of_piece(rows, packed)
     strips, panels, blocks, again = _up(rows, SIDE), _up(columns, SIDE), _up(mine[0], block), _up(depth, piece) - 1
     a, b, out = PARTS * rows * depth, PARTS * columns * depth, FLOAT * rows * columns
     copies = threads if columns >= rows else 1  # threads that split all of a
@@ -211,7 +211,7 @@ def _convolution(
     source = shapes["dy"] if backward else shapes["x"]
     target = shapes["dx"] if backward else shapes.get("y") or shapes["dy"]
     channels, outputs = source[3], target[3]
-    form = choice.winograd_form.py_func(target[1:3], weight[:2], channels, outputs, stride, dilation, groups)
+    form = choice.winograd_form(target[1:3], weight[:2], channels, outputs, stride, dilation, groups)
     if arguments["winograd"] and form != choice.DIRECT:
         make = _winograd_weight if kernel == "backward_weight" else _winograd
         return make(form, source, target, groups, dilation)
@@ -221,7 +221,7 @@ def _convolution(
     pixels = images * out[0] * out[1]  # of y: each of them has a product with each weight
     multiply_adds = float(pixels * math.prod(weight))
     matrices = (*weight[2:], pixels) if kernel == "backward_weight" else (pixels, outputs, channels)
-    if pointwise.is_product.py_func(weight[:2], groups, stride, arguments["padding"], *matrices):
+    if pointwise.is_product(weight[:2], groups, stride, arguments["padding"], *matrices):
         return Work(multiply_adds, product_on_amx(*matrices, threads, "packed" in shapes), True)
     if kernel == "backward_weight":
         block = max(1, sizes.WEIGHT_KC // stride[1])
@@ -244,7 +244,7 @@ def _tile_of(columns: int, axis: Any) -> tuple[int, float]:
     """
     last = columns - (_panels(columns, 1)[0] - 1) * NR  # columns of the last panel
     vectors = _up(last, LANES)
-    if not shares.py_func(axis) or vectors >= len(HEIGHTS) or 2 * last <= LANES:
+    if not shares(axis) or vectors >= len(HEIGHTS) or 2 * last <= LANES:
         return MR, 1.0
     pixels, taps = HEIGHTS[vectors][0], 2 if axis.taps in (2, 4) else 3  # of most groups
     return pixels, ((pixels - 1) * axis.step + taps) / (pixels * taps)
@@ -297,17 +297,17 @@ def _winograd(
 
     apart: the layer's groups of channels; `groups` are groups of tiles
     """
-    m, _, n = planes.tile_of.py_func(form)
+    m, _, n = planes.tile_of(form)
     channels, outputs, square = source[3], target[3], n * n
-    tiles = choice.count_of.py_func(source[0], choice.tiles_of.py_func(m, *target[1:3], dilation))
-    group = planes.group_of.py_func(square, channels, outputs, apart, tiles)
+    tiles = choice.count_of(source[0], choice.tiles_of(m, *target[1:3], dilation))
+    group = planes.group_of(square, channels, outputs, apart, tiles)
     groups, panels, (high, wide) = _up(tiles, group), _up(outputs // apart, NR), tile_size(outputs // apart)
     numbers = tiles * channels, channels * outputs // apart, tiles * outputs
     v, u, products = (FLOAT * square * size for size in numbers)
     near = FLOAT * square * group * (channels + outputs)  # V and M of a group
     panel = FLOAT * square * panels * NR * channels  # a row of tiles reads this much of U
     multiply_adds = float(square * tiles * channels * outputs // apart)
-    amx = choice.on_amx.py_func(channels, outputs, apart, tiles)
+    amx = choice.on_amx(channels, outputs, apart, tiles)
     short = apart > 1 and channels // apart <= MOST_PRODUCTS and outputs // apart <= LANES  # U stays in registers
     halo = Stream((square / m**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * n * source[2] * channels)
     if amx:  # V is read once, and split; M replaces it
@@ -333,16 +333,16 @@ def _winograd_weight(
     form: int, source: tuple[int, ...], target: tuple[int, ...], apart: int, dilation: tuple[int, int]
 ) -> Work:
     """Return multiply-adds and traffic of Winograd's weight gradient: dU[k] = V[k]^T @ D[k] for n^2 planes."""
-    m, _, n = planes.tile_of.py_func(form)
+    m, _, n = planes.tile_of(form)
     channels, outputs, square = source[3], target[3], n * n
-    tiles = choice.count_of.py_func(source[0], choice.tiles_of.py_func(m, *target[1:3], dilation))
-    parts, group = winograd_gradient.gradient_sizes.py_func(form, channels, outputs, apart, tiles, dilation)[:2]
+    tiles = choice.count_of(source[0], choice.tiles_of(m, *target[1:3], dilation))
+    parts, group = winograd_gradient.gradient_sizes(form, channels, outputs, apart, tiles, dilation)[:2]
     groups, panels = parts * _up(_up(tiles, parts), group), _up(outputs // apart, NR)
     high, wide = tile_size(outputs // apart)
     v, du, d = (FLOAT * square * size for size in (tiles * channels, channels * outputs // apart, tiles * outputs))
     near = FLOAT * square * group * (channels + outputs)
     panels_of_d = FLOAT * square * apart * panels * NR * tiles  # a strip of V^T, of each group, reads this much of D
-    again, amx = _up(channels // apart, high) - 1, choice.gradient_on_amx.py_func(channels, outputs, apart, tiles)
+    again, amx = _up(channels // apart, high) - 1, choice.gradient_on_amx(channels, outputs, apart, tiles)
     products = [
         Stream(v * _up(outputs // apart, wide), v, near),
         Stream(d, d, near),

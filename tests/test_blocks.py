@@ -83,5 +83,5 @@ def test_sizes_are_those_that_linux_reports(monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.mark.parametrize("kc", [1, 256, 1024])
 def test_a_block_of_a_fills_half_of_the_cache(kc: int) -> None:
-    rows = block_rows.py_func(kc, 32)
+    rows = block_rows(kc, 32)
     assert rows % 32 == 0 and (rows - 1) * kc < MC_KC < (rows + 32) * kc

@@ -48,14 +48,12 @@ def far(arguments: dict[str, object]) -> dict[str, float]:
 @pytest.fixture(autouse=True)
 def vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the model describe the kernels for vectors on each machine."""
-    never = SimpleNamespace(py_func=lambda *_: False)
-    monkeypatch.setattr(traffic, "uses_amx", never)
-    monkeypatch.setattr(traffic.choice, "on_amx", never)
-    monkeypatch.setattr(traffic.choice, "gradient_on_amx", never)
+    for module, name in ((traffic, "uses_amx"), (traffic.choice, "on_amx"), (traffic.choice, "gradient_on_amx")):
+        monkeypatch.setattr(module, name, lambda *_: False)
 
 
 def test_a_product_on_amx(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "uses_amx", SimpleNamespace(py_func=lambda *_: True))
+    monkeypatch.setattr(traffic, "uses_amx", lambda *_: True)
     given = arrays(a=(128, 512), b=(512, 512), bias=(512,), packed=(0,), scratch=(99,), out=(128, 512))
     work = traffic.work("matmul.nn", given, far(given), 1)
     assert work.multiply_adds == 128 * 512 * 512 and work.on_amx
@@ -71,7 +69,7 @@ def test_a_product_on_amx(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kernel", ["forward", "backward_input", "backward_weight"])
 def test_a_convolution_of_1x1_on_amx_is_a_product(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic.pointwise, "is_product", SimpleNamespace(py_func=lambda *_: True))
+    monkeypatch.setattr(traffic.pointwise, "is_product", lambda *_: True)
     x, y, weight = (4, 8, 8, 128), (4, 8, 8, 512), (1, 1, 128, 512)
     roles = {"forward": dict(x=x, weight=weight, y=y), "backward_input": dict(dy=y, weight=weight, dx=x),
              "backward_weight": dict(x=x, dy=y, dweight=weight)}[kernel]  # fmt: skip

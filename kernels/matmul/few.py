@@ -28,7 +28,7 @@ AHEAD = 8  # rows of b: a longer distance would evict rows from L1 before they a
 
 
 def _make_few_tile(rows: int) -> Any:
-    vectors = 2 * few_panels.py_func(rows)
+    vectors = 2 * few_panels(rows)
 
     @instructions
     def few_tile(
