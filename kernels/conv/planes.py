@@ -20,7 +20,7 @@ from minidl.kernels.matmul.tile import lanes, line_of
 
 from .choice import F2X2_3X3, F4X4_3X3, Tiles, on_amx
 from .reference import Pair
-from .sizes import FEW_TILES, GROUP_SIZE, LARGE_U
+from .sizes import FEW_TILES, GROUP_SIZE, LARGE_U, LEAST_TILES
 from .transforms import (
     EIGHT_POINTS,
     FOUR_POINTS,
@@ -92,10 +92,13 @@ def group_of(planes: int, channels: int, outputs: int, groups: int, tiles: int) 
     """
     if divides_outputs(planes, channels, outputs, groups, tiles):
         return tiles
-    size = GROUP_SIZE if planes * channels * outputs // groups <= GROUP_SIZE else 3 * GROUP_SIZE
-    fitting = size // (planes * (channels + outputs))
+    u, each, size = planes * channels * outputs // groups, planes * (channels + outputs), GROUP_SIZE
+    if u > GROUP_SIZE:
+        beside_u = 2 * GROUP_SIZE - u
+        size = beside_u if beside_u >= LEAST_TILES * each else 3 * GROUP_SIZE
+    fitting = size // each
     step = 16 if on_amx(channels, outputs, groups, tiles) else 8
-    group = max(16, min(64, fitting // step * step))
+    group = max(LEAST_TILES, min(64, fitting // step * step))
     groups = max(1, round_up((tiles + group - 1) // group, 4))
     return max(1, min(tiles, round_up((tiles + groups - 1) // groups, step)))
 

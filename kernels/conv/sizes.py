@@ -22,9 +22,10 @@ MIN_TASKS = 16  # the weight gradient has about this many separate sums (pieces 
 SERIAL = 250_000  # with up to this many products, a second thread costs more than it saves
 
 # Winograd's form (winograd.py)
-# V and M of a group have at most this many numbers, half of L2, unless 16 tiles have more. If U has more than this, U
-# comes from L3 for each group, and groups are three times as large.
+# V and M of a group have at most this many numbers, half of L2, unless LEAST_TILES tiles have more. If U has more than
+# this, V and M have the rest of L2. If the rest is too small, U comes from L3 for each group, and they have 3/2 of L2.
 GROUP_SIZE = L2 // 4 // 2
+LEAST_TILES = 16  # in a group
 WINOGRAD_SERIAL = 2**19  # one thread computes y or dx if the products have fewer multiplications
 LARGE_U = 2**16  # if U has at least this many numbers, and there are at most
 FEW_TILES = 32  # this many tiles, the threads divide the outputs among themselves, not the tiles
