@@ -8,7 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from minidl.engine.jit import VECTOR_BYTES
+from minidl.kernels.conv.planes import round_up
+from minidl.kernels.matmul.tile import panel_width
 
 RUN = """
 import os, sys, numpy, numba
@@ -161,3 +166,8 @@ def test_two_processes_that_share_a_cache(tmp_path: Path, root: Path) -> None:
     assert first.splitlines() == ["x factor out 1", "1 1"]
     # The code of `outer` contains `inner`; that of `top` only calls `outer`.
     assert second.splitlines() == ["x factor out 1 1", "0 1 1 1"]
+
+
+def test_python_runs_a_helper_as_python_unless_it_gets_an_array() -> None:
+    assert round_up(17, 16) == 32 and "kernel" not in vars(round_up)  # not compiled for Python
+    assert panel_width(np.empty(0)) == 2 * VECTOR_BYTES // 8 and panel_width.kernel.signatures

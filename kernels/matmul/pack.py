@@ -1,8 +1,9 @@
 """Panels of b and strips of a, copied so that the micro-kernel reads them from beginning to end.
 
-A panel has the shape (depth, panel width): its row k contains the numbers of b that a tile needs for this k. If b is
-not transposed (`nn`, `tn`), two vectors of `lanes` numbers are copied for each k. If b is transposed (`nt`), squares of
-`lanes` x `lanes` numbers are transposed in registers, one square at a time:
+A panel has the shape (depth, panel width): its row k contains the numbers of b that a tile needs for this k. A thread
+copies the two panels of a pair side by side: a row contains the numbers of both. If b is not transposed (`nn`, `tn`),
+whole vectors of `lanes` numbers are copied for each k, unless a tile copies them (product.py). If b is transposed
+(`nt`), squares of `lanes` x `lanes` numbers are transposed in registers, one square at a time:
 
     A B|C D      A E|C G      A E I M      With 4 lanes, this takes two steps. The first step transposes each square of
     E F|G H      B F|D H      B F J N      2 x 2 numbers: it combines rows at a distance of 1. The second step swaps the
@@ -10,9 +11,9 @@ not transposed (`nn`, `tn`), two vectors of `lanes` numbers are copied for each 
     I J|K L      I M|K O      C G K O      of 2. With 16 lanes, there are four steps, and the distances are 1, 2, 4 and
     M N|O P      J N|L P      D H L P      8 (Eklundh 1972).
 
-A strip of a is packed in the same way: its rows are the columns of a panel (`pitch` is the width of the panel, or the
-number of rows of the strip). Columns beyond the requested width hold arbitrary numbers: the tile does not store their
-sums.
+A strip of a is packed in the same way: its rows are the columns of a panel (`pitch` is the width of the panel or pair,
+or the number of rows of the strip). Columns beyond the requested width hold arbitrary numbers: the tile does not store
+their sums.
 """
 
 from __future__ import annotations
