@@ -66,10 +66,10 @@ def test_nan_propagates_to_every_window_that_contains_it(name: str, device: str)
         np.testing.assert_array_equal(np.isnan(y[0, :, :, 0]), near)
 
 
-@pytest.mark.parametrize("batch", [0, 1, 17])
-def test_batches(batch: int) -> None:
+@pytest.mark.parametrize(("batch", "channels"), [(0, 3), (1, 3), (17, 3), (2, 0)])
+def test_batches(batch: int, channels: int) -> None:
     for name in ("max_pool2d", "avg_pool2d"):
-        x = Tensor(np.ones((batch, 4, 4, 3)), requires_grad=True)
+        x = Tensor(np.ones((batch, 4, 4, channels)), requires_grad=True)
         getattr(ops, name)(x, 2).sum().backward()
         assert x.grad is not None and x.grad.sum() == x.size / 4
 

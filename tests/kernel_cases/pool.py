@@ -19,6 +19,7 @@ def cases(a: Arrays) -> Cases:
         ((5, 7, 7, 3), (2, 3), (3, 4), (0, 0)),  # no window contains the pixels between windows and at the end
         ((2, 5, 7, 17), (5, 7), (1, 1), (0, 0)),
         ((1, 17, 18, 3), (17, 16), (1, 1), (1, 0)),  # a window of 272 pixels: a position needs more than one byte
+        ((1, 17, 16, 18), (17, 16), (17, 16), (0, 0)),
     ):
         n, *pixels, channels = image
         out_pixels = [(p + 2 * d - k) // s + 1 for p, k, s, d in zip(pixels, kernel, stride, padding, strict=True)]
