@@ -1,4 +1,4 @@
-"""Speed of Winograd's convolution, compared with direct kernels and PyTorch, for layers of LeNet, VGG and ResNet-20.
+"""Speed of Winograd's convolution, compared with direct kernels and PyTorch: layers of LeNet, VGG, ResNet-20, others.
 
     python bench/bench_winograd.py [--quick] [--json] [--threads 2]
 
@@ -20,7 +20,18 @@ import numpy as np
 
 from minidl.engine import jit
 from minidl.kernels.conv import cpu, winograd, winograd_gradient
-from minidl.kernels.conv.choice import F2X2_3X3, F4X4_3X3, F4X4_5X5
+from minidl.kernels.conv.choice import (
+    F2X2_3X3,
+    F3X3_4X4,
+    F4X4_3X3,
+    F4X4_5X5,
+    F5X5_2X2,
+    STRIDE2_3X3,
+    STRIDE2_4X4,
+    form_of_dx,
+)
+from minidl.kernels.conv.forms import stride_of, tile_of
+from minidl.kernels.conv.reference import output_size
 
 try:
     import torch
@@ -28,36 +39,50 @@ except ImportError:
     torch = None  # type: ignore[assignment]
 
 Call = Callable[[], object]
-NAMES = {F4X4_3X3: "F(4x4,3x3)", F2X2_3X3: "F(2x2,3x3)", F4X4_5X5: "F(4x4,5x5)"}
+NAMES = {F4X4_3X3: "F(4x4,3x3)", F2X2_3X3: "F(2x2,3x3)", F4X4_5X5: "F(4x4,5x5)", F5X5_2X2: "F(5x5,2x2)",
+         F3X3_4X4: "F(3x3,4x4)", STRIDE2_3X3: "3x3, stride 2", STRIDE2_4X4: "4x4, stride 2"}  # fmt: skip
 PASSES = ("forward", "backward_input", "backward_weight")
-LAYERS = {  # N, height and width, C, O, kernel size r
-    "lenet-2": (64, 14, 32, 64, 5),
-    "vgg-2": (64, 32, 64, 64, 3),
-    "vgg-3": (64, 16, 64, 128, 3),
-    "vgg-4": (64, 16, 128, 128, 3),
-    "vgg-5": (64, 8, 128, 256, 3),
-    "vgg-6": (64, 8, 256, 256, 3),
-    "resnet-16": (128, 32, 16, 16, 3),
-    "resnet-32": (128, 16, 32, 32, 3),
-    "resnet-64": (128, 8, 64, 64, 3),
-    "wide-5x5": (16, 7, 512, 512, 5),
+LAYERS = {  # N, height and width, C, O, kernel size r, stride
+    "lenet-2": (64, 14, 32, 64, 5, 1),
+    "vgg-2": (64, 32, 64, 64, 3, 1),
+    "vgg-3": (64, 16, 64, 128, 3, 1),
+    "vgg-4": (64, 16, 128, 128, 3, 1),
+    "vgg-5": (64, 8, 128, 256, 3, 1),
+    "vgg-6": (64, 8, 256, 256, 3, 1),
+    "resnet-16": (128, 32, 16, 16, 3, 1),
+    "resnet-32": (128, 16, 32, 32, 3, 1),
+    "resnet-64": (128, 8, 64, 64, 3, 1),
+    "wide-5x5": (16, 7, 512, 512, 5, 1),
+    "resnet-16-32": (128, 32, 16, 32, 3, 2),
+    "resnet-32-64": (128, 16, 32, 64, 3, 2),
+    "stride-64": (64, 32, 64, 64, 3, 2),
+    "stride-192": (64, 16, 192, 192, 3, 2),
+    "stride-4x4": (64, 16, 64, 128, 4, 2),
+    "even-2x2": (64, 16, 64, 64, 2, 1),
+    "even-4x4": (64, 16, 64, 64, 4, 1),
 }
-QUICK = ("lenet-2", "resnet-32")
+QUICK = ("lenet-2", "resnet-32", "resnet-32-64")
 ACCURACY = [*((form, 8, 16, 64) for form in NAMES), (F4X4_5X5, 2, 7, 512)]  # form, N, height and width, C = O
 
 
-def calls(layer: tuple[int, int, int, int, int]) -> dict[str, dict[str, Call]]:
+def padding_of(r: int) -> int:
+    return (r - 1) // 2
+
+
+def calls(layer: tuple[int, ...]) -> dict[str, dict[str, Call]]:
     """Return, for each pass, functions for Winograd (minidl selects the form), the direct kernel, and PyTorch."""
-    n, size, channels, outputs, r = layer
-    random = np.random.default_rng(0)
-    x, dy = (measure.aligned(n * size * size * c).reshape(n, size, size, c) for c in (channels, outputs))
+    n, size, channels, outputs, r, stride = layer
+    steps, pad, random = (stride, stride), (padding_of(r),) * 2, np.random.default_rng(0)
+    high, wide = output_size((n, size, size, channels), (r, r, channels, outputs), steps, pad, (1, 1))
+    x = measure.aligned(n * size * size * channels).reshape(n, size, size, channels)
+    dy = measure.aligned(n * high * wide * outputs).reshape(n, high, wide, outputs)
     for array in (x, dy):
         array[...] = random.standard_normal(array.shape, np.float32)
     weight = random.standard_normal((r, r, channels, outputs), np.float32)
     y, dx, dw, none = np.empty_like(dy), np.empty_like(x), np.empty_like(weight), np.empty(0, np.float32)
     found: dict[str, dict[str, Call]] = {name: {} for name in PASSES}
     for way, allowed in (("winograd", True), ("direct", False)):
-        o = 1, (1, 1), (r // 2, r // 2), (1, 1), allowed
+        o = 1, steps, pad, (1, 1), allowed
         s = {p: measure.aligned(getattr(cpu, f"{p}_scratch")(x.shape, weight.shape, *o)) for p in PASSES}
         found["forward"][way] = lambda o=o, s=s["forward"]: cpu.forward(  # type: ignore[misc]
             x, weight, none, none, none, none, False, *o, none, s, y
@@ -71,7 +96,7 @@ def calls(layer: tuple[int, int, int, int, int]) -> dict[str, dict[str, Call]]:
     if torch is not None:
         image, gradient = (torch.from_numpy(a).permute(0, 3, 1, 2) for a in (x, dy))
         kernels = torch.from_numpy(weight).permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
-        geometry = [1, 1], [r // 2] * 2, [1, 1]
+        geometry = list(steps), list(pad), [1, 1]
         found["forward"]["PyTorch"] = lambda: torch.conv2d(image, kernels, None, *geometry)
         for name, mask in (("backward_input", [True, False, False]), ("backward_weight", [False, True, False])):
             found[name]["PyTorch"] = lambda mask=mask: torch.ops.aten.convolution_backward(  # type: ignore[misc]
@@ -80,12 +105,12 @@ def calls(layer: tuple[int, int, int, int, int]) -> dict[str, dict[str, Call]]:
     return found
 
 
-def _float64(image: np.ndarray, kernel: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return y, dx, dweight from PyTorch in float64 for dy = image. (minidl's float64 takes a minute to compile.)"""
+def _float64(image: np.ndarray, kernel: np.ndarray, dy: np.ndarray, stride: int) -> tuple[np.ndarray, ...]:
+    """Return y, dx and dweight from PyTorch in float64. (minidl's float64 takes a minute to compile.)"""
     x = torch.from_numpy(image).double().permute(0, 3, 1, 2).requires_grad_()
     weight = torch.from_numpy(kernel).double().permute(3, 2, 0, 1).requires_grad_()
-    y = torch.nn.functional.conv2d(x, weight, padding=kernel.shape[0] // 2)
-    y.backward(x.detach())
+    y = torch.nn.functional.conv2d(x, weight, None, stride, padding_of(kernel.shape[0]))
+    y.backward(torch.from_numpy(dy).double().permute(0, 3, 1, 2))
     y, dx = (each.detach().permute(0, 2, 3, 1).numpy() for each in (y, x.grad))
     return y, dx, weight.grad.permute(2, 3, 1, 0).numpy()
 
@@ -98,19 +123,23 @@ def accuracy() -> None:
     print(f"\n{'float32 against float64':<34}{'largest':>10}{'L2':>10}")
     random = np.random.default_rng(0)
     for form, n, size, channels in ACCURACY:
-        r, name = 5 if form == F4X4_5X5 else 3, f"{NAMES[form]} {channels}"
-        image = random.standard_normal((n, size, size, channels), np.float32)
+        r, steps, of_dx = tile_of(form)[1], stride_of(form), form_of_dx(form)
+        name = f"{NAMES[form]} {channels}"
+        image = random.standard_normal((n, size * steps[0], size * steps[0], channels), np.float32)
         kernel = random.standard_normal((r, r, channels, channels), np.float32)
-        pad, none = (r // 2, r // 2), np.empty(0, np.float32)
-        y, dx, dw = np.empty_like(image), np.empty_like(image), np.empty_like(kernel)
-        shapes = form, image.shape, kernel.shape, pad, (1, 1)
-        sizes = winograd.forward_scratch, winograd.backward_input_scratch, winograd_gradient.backward_weight_scratch
-        scratch = [np.empty(size(*shapes), np.float32) for size in sizes]
+        pad, none = (padding_of(r),) * 2, np.empty(0, np.float32)
+        out = output_size(image.shape, kernel.shape, steps, pad, (1, 1))
+        dy = random.standard_normal((n, *out, channels), np.float32)
+        y, dx, dw = np.empty_like(dy), np.empty_like(image), np.empty_like(kernel)
+        shapes = image.shape, kernel.shape, pad, (1, 1)
+        sizes = (winograd.forward_scratch, form), (winograd.backward_input_scratch, of_dx), (
+            winograd_gradient.backward_weight_scratch, form)  # fmt: skip
+        scratch = [np.empty(size_of(some, *shapes), np.float32) for size_of, some in sizes]
         norms = winograd.no_norms(none)
         winograd.forward(form, image, kernel, none, none, none, none, False, pad, (1, 1), none, scratch[0], y, norms)
-        winograd.backward_input(form, image, kernel, none, pad, (1, 1), scratch[1], dx, norms)
-        winograd_gradient.backward_weight(form, image, image, pad, (1, 1), norms.before, scratch[2], dw)
-        found = (y, dx, dw), _float64(image, kernel)
+        winograd.backward_input(of_dx, dy, kernel, none, pad, (1, 1), scratch[1], dx, norms)
+        winograd_gradient.backward_weight(form, image, dy, pad, (1, 1), norms.before, scratch[2], dw)
+        found = (y, dx, dw), _float64(image, kernel, dy, steps[0])
         for kind, ours, exact in zip(PASSES, *found, strict=True):
             error = ours - exact
             largest, l2 = abs(error).max() / abs(exact).max(), np.linalg.norm(error) / np.linalg.norm(exact)
@@ -119,15 +148,16 @@ def accuracy() -> None:
 
 def main() -> None:
     report = measure.Report(measure.arguments(__doc__).parse_args())
-    report.seconds = min(report.seconds, 0.5)  # less time for each of the 27 tables
+    report.seconds = min(report.seconds, 0.5)  # less time for each of the 51 tables
     jit.set_threads(report.threads)
     if torch is not None:
         torch.set_num_threads(report.threads)
     for name in QUICK if report.args.quick else LAYERS:
-        n, size, channels, outputs, r = LAYERS[name]
+        n, size, channels, outputs, r, stride = LAYERS[name]
+        pixels = ((size + 2 * padding_of(r) - r) // stride + 1) ** 2
         for kind, ways in calls(LAYERS[name]).items():
-            title = f"{name}: {channels} -> {outputs} on {size} x {size}, {r} x {r}, batch {n}: {kind}"
-            share = report.ladder(title, ways, 2.0 * n * size * size * channels * outputs * r * r)
+            title = f"{name}: {channels} -> {outputs} on {size} x {size}, {r} x {r}, stride {stride}, batch {n}: {kind}"
+            share = report.ladder(title, ways, 2.0 * n * pixels * channels * outputs * r * r)
             report.row(f"{name}-{kind}", share["winograd"] / share["direct"], "x direct")
     if torch is not None:
         accuracy()

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidl.kernels.conv import choice, planes, pointwise, sizes, winograd_gradient
+from minidl.kernels.conv import choice, forms, planes, pointwise, sizes, winograd_gradient
 from minidl.kernels.conv.geometry import shares
 from minidl.kernels.conv.line import HEIGHTS
 from minidl.kernels.conv.reference import output_size
@@ -211,7 +211,11 @@ def _convolution(
     source = shapes["dy"] if backward else shapes["x"]
     target = shapes["dx"] if backward else shapes.get("y") or shapes["dy"]
     channels, outputs = source[3], target[3]
-    form = choice.winograd_form(target[1:3], weight[:2], channels, outputs, stride, dilation, groups)
+    where = target[1:3], weight[:2], channels, outputs, stride
+    if backward:
+        form = choice.input_form(*where, arguments["padding"], dilation, groups)
+    else:
+        form = choice.winograd_form(*where, dilation, groups)
     if arguments["winograd"] and form != choice.DIRECT:
         make = _winograd_weight if kernel == "backward_weight" else _winograd
         return make(form, source, target, groups, dilation)
@@ -297,19 +301,19 @@ def _winograd(
 
     apart: the layer's groups of channels; `groups` are groups of tiles
     """
-    m, _, n = planes.tile_of(form)
-    channels, outputs, square = source[3], target[3], n * n
+    m, _, n = forms.tile_of(form)
+    (side, step), channels, outputs, square = forms.window_of(form), source[3], target[3], n * n
     tiles = choice.count_of(source[0], choice.tiles_of(m, *target[1:3], dilation))
-    group = planes.group_of(square, channels, outputs, apart, tiles)
+    group = planes.group_of(form, channels, outputs, apart, tiles)
     groups, panels, (high, wide) = _up(tiles, group), _up(outputs // apart, NR), tile_size(outputs // apart)
-    numbers = tiles * channels, channels * outputs // apart, tiles * outputs
-    v, u, products = (FLOAT * square * size for size in numbers)
+    v, products = FLOAT * square * tiles * channels, FLOAT * square * tiles * outputs
+    u = FLOAT * forms.weight_planes(form) * channels * outputs // apart
     near = FLOAT * square * group * (channels + outputs)  # V and M of a group
     panel = FLOAT * square * panels * NR * channels  # a row of tiles reads this much of U
     multiply_adds = float(square * tiles * channels * outputs // apart)
     amx = choice.on_amx(channels, outputs, apart, tiles)
     short = apart > 1 and channels // apart <= MOST_PRODUCTS and outputs // apart <= LANES  # U stays in registers
-    halo = Stream((square / m**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * n * source[2] * channels)
+    halo = Stream((side**2 / step**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * side * source[2] * channels)
     if amx:  # V is read once, and split; M replaces it
         near, strips = FLOAT * square * group * max(channels, outputs), PARTS * group * channels
         return Work(multiply_adds, [
@@ -333,8 +337,8 @@ def _winograd_weight(
     form: int, source: tuple[int, ...], target: tuple[int, ...], apart: int, dilation: tuple[int, int]
 ) -> Work:
     """Return multiply-adds and traffic of Winograd's weight gradient: dU[k] = V[k]^T @ D[k] for n^2 planes."""
-    m, _, n = planes.tile_of(form)
-    channels, outputs, square = source[3], target[3], n * n
+    m, _, n = forms.tile_of(form)
+    (side, step), channels, outputs, square = forms.window_of(form), source[3], target[3], n * n
     tiles = choice.count_of(source[0], choice.tiles_of(m, *target[1:3], dilation))
     parts, group = winograd_gradient.gradient_sizes(form, channels, outputs, apart, tiles, dilation)[:2]
     groups, panels = parts * _up(_up(tiles, parts), group), _up(outputs // apart, NR)
@@ -358,5 +362,5 @@ def _winograd_weight(
     return Work(float(square * tiles * channels * outputs // apart), [
         *products,
         Stream(du * (groups - parts), du * groups, near + du),
-        Stream((square / m**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * n * source[2] * channels),
+        Stream((side**2 / step**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * side * source[2] * channels),
     ], amx)  # fmt: skip

@@ -83,6 +83,7 @@ def test_global_average() -> None:
     [
         ((5, 7, 2), dict(kernel=2), r"shape \(5, 7, 2\); expected images"),
         ((1, 5, 7, 2), dict(kernel=6), r"window of \(6, 6\) does not fit into images \(1, 5, 7, 2\)"),
+        ((1, 0, 7, 2), dict(kernel=2, padding=1), r"does not fit into images \(1, 0, 7, 2\)"),
         ((1, 5, 7, 2), dict(kernel=0), "kernel and stride >= 1"),
         ((1, 5, 7, 2), dict(kernel=2, stride=0), "kernel and stride >= 1"),
         ((1, 5, 7, 2), dict(kernel=2, padding=2), "padding at most half the kernel"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numba
@@ -10,12 +11,28 @@ import pytest
 from ops_helper import torch
 
 from minidl.kernels.conv import winograd, winograd_gradient
-from minidl.kernels.conv.choice import DIRECT, F2X2_3X3, F4X4_3X3, F4X4_5X5, winograd_form
-from minidl.kernels.conv.transforms import EIGHT_POINTS, FOUR_POINTS, SIX_POINTS, matrices
+from minidl.kernels.conv.choice import (
+    DIRECT,
+    F2X2_3X3,
+    F3X3_4X4,
+    F4X4_3X3,
+    F4X4_5X5,
+    F5X5_2X2,
+    SPACED_3X3,
+    SPACED_4X4,
+    STRIDE2_3X3,
+    STRIDE2_4X4,
+    form_of_dx,
+    input_form,
+    winograd_form,
+)
+from minidl.kernels.conv.forms import stride_of, tile_of, weight_plane, weight_planes
+from minidl.kernels.conv.transforms import EIGHT_POINTS, FOUR_POINTS, SIX_POINTS, matrices, spaced, strided
 
 Arrays = dict[str, np.ndarray]
-LIMITS = {F4X4_3X3: 3e-5, F2X2_3X3: 5e-6, F4X4_5X5: 1e-5}  # float32, relative to the largest element
-FORMS = list(LIMITS)
+FORMS = [F4X4_3X3, F2X2_3X3, F4X4_5X5, F5X5_2X2, F3X3_4X4]
+STRIDE2 = [STRIDE2_3X3, STRIDE2_4X4]
+LIMITS = dict.fromkeys([*FORMS, *STRIDE2], 1e-5) | {F4X4_3X3: 3e-5, F2X2_3X3: 5e-6}  # float32, of the largest element
 Options = tuple[tuple[int, int], tuple[int, int]]  # padding, dilation
 GEOMETRIES = [  # N, H, W, C, O, padding and, if it is not 1, dilation
     (1, 5, 7, 1, 1, (1, 0)),
@@ -40,6 +57,20 @@ GROUPED = [  # the same, with padding, dilation and groups
     (1, 7, 9, 128, 256, (1, 1), (1, 1), 4),  # few tiles
     (4, 24, 24, 192, 256, (1, 1), (1, 1), 2),  # one sum of dweight, several groups of tiles
 ]
+STRIDED = [  # N, H, W, C, O, padding, dilation, groups
+    (1, 5, 7, 1, 1, (1, 1), (1, 1), 1),
+    (2, 9, 6, 3, 5, (1, 3), (1, 1), 1),
+    (3, 17, 16, 17, 33, (1, 1), (1, 1), 1),
+    (1, 6, 7, 16, 48, (5, 3), (1, 1), 1),  # padding wider than the kernel
+    (2, 14, 23, 40, 16, (1, 1), (1, 1), 1),
+    (16, 32, 32, 32, 32, (1, 1), (1, 1), 1),  # several partial sums of dweight
+    (1, 14, 18, 128, 256, (1, 1), (1, 1), 1),  # few tiles: the threads divide the outputs, not the tiles
+    (8, 32, 32, 96, 128, (1, 1), (1, 1), 1),  # one sum of dweight, several groups of tiles
+    (2, 18, 20, 12, 20, (1, 1), (1, 1), 4),
+    (3, 15, 17, 34, 18, (3, 1), (1, 1), 2),
+    (3, 18, 17, 16, 32, (0, 2), (1, 1), 1),  # even paddings
+    (16, 16, 16, 128, 130, (1, 1), (1, 1), 1),  # dweight on AMX
+]
 WIDE = [  # 5 x 5 layers whose errors would exceed LIMITS if all products were added up in a single sum
     (2, 7, 7, 512, 512, (2, 2)),
     (16, 8, 8, 256, 256, (2, 2)),
@@ -47,7 +78,10 @@ WIDE = [  # 5 x 5 layers whose errors would exceed LIMITS if all products were a
 ]
 
 
-@pytest.mark.parametrize(("points", "m", "r"), [(SIX_POINTS, 4, 3), (EIGHT_POINTS, 4, 5), (FOUR_POINTS, 2, 3)])
+@pytest.mark.parametrize(
+    ("points", "m", "r"),
+    [(SIX_POINTS, 4, 3), (EIGHT_POINTS, 4, 5), (FOUR_POINTS, 2, 3), (SIX_POINTS, 5, 2), (SIX_POINTS, 3, 4)],
+)
 def test_matrices_give_the_convolution_exactly(points: Any, m: int, r: int) -> None:
     at, g, bt = (np.array(matrix) for matrix in matrices(points, m, r))  # exact fractions
     for i in range(r):
@@ -57,12 +91,43 @@ def test_matrices_give_the_convolution_exactly(points: Any, m: int, r: int) -> N
             assert [int(v) if v == int(v) else v for v in y] == [int(k + i == j) for k in range(m)]
 
 
+@pytest.mark.parametrize("r", [3, 4, 5])
+def test_matrices_for_stride_2_give_the_convolution_exactly(r: int) -> None:
+    m, one = 4, np.eye(20, dtype=int)
+    for i in range(r):
+        at, g, bt = (np.array(matrix) for matrix in strided(m, r))
+        for j in range(bt.shape[1]):
+            y = at @ ((g @ one[i, :r]) * (bt @ one[j, : bt.shape[1]]))
+            assert y.tolist() == [int(2 * k + i == j) for k in range(m)]
+        for padding in range(r):
+            at, g, bt = (np.array(matrix) for matrix in spaced(m, r, padding))
+            shift = r - 1 - padding
+            first = -(shift // 2)  # of the inputs: 2 * input = pixel + tap - shift
+            for j in range(bt.shape[1]):
+                y = at @ ((g @ one[i, :r]) * (bt @ one[j, : bt.shape[1]]))
+                assert y.tolist() == [int(p + i - shift == 2 * (first + j)) for p in range(2 * m)]
+
+
+@pytest.mark.parametrize("form", [*FORMS, *STRIDE2, SPACED_3X3, SPACED_4X4])
+def test_planes_with_the_same_weights_share_a_plane_of_u(form: int) -> None:
+    m, r, n = tile_of(form)
+    points = {4: FOUR_POINTS, 6: SIX_POINTS, 8: EIGHT_POINTS}
+    g = matrices(points[n], m, r)[1] if form in FORMS else strided(4, r)[1]
+    g = spaced(4, r, 1)[1] if form in (SPACED_3X3, SPACED_4X4) else g
+    found = [weight_plane(form, k) for k in range(n * n)]
+    assert set(found) == set(range(weight_planes(form)))
+    for k, plane in enumerate(found):
+        for other in range(n * n):
+            same = g[k // n] == g[other // n] and g[k % n] == g[other % n]
+            assert same == (plane == found[other])
+
+
 def inputs(form: int, geometry: Any, dtype: str) -> tuple[Arrays, Options]:
     n, height, width, channels, outputs, padding, dilation, groups = geometry + ((1, 1), 1)[len(geometry) - 6 :]
-    r = 5 if form == F4X4_5X5 else 3
+    r, (stride, _) = tile_of(form)[1], stride_of(form)
     rng = np.random.default_rng(0)
     high, wide = height + 2 * padding[0], width + 2 * padding[1]
-    out = high - dilation[0] * (r - 1), wide - dilation[1] * (r - 1)
+    out = (high - dilation[0] * (r - 1) - 1) // stride + 1, (wide - dilation[1] * (r - 1) - 1) // stride + 1
     shapes = dict(x=(n, height, width, channels), weight=(r, r, channels // groups, outputs), dy=(n, *out, outputs),
                   bias=(outputs,), scale=(outputs,), shift=(outputs,), shortcut=(n, *out, outputs))  # fmt: skip
     return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}, (padding, dilation)
@@ -72,7 +137,7 @@ def computed(form: int, a: Arrays, options: Options, finish: bool) -> Arrays:
     shapes = a["x"].shape, a["weight"].shape
     y, dx, dweight = np.full_like(a["dy"], np.nan), np.full_like(a["x"], np.nan), np.full_like(a["weight"], np.nan)
 
-    def scratch(size: Any) -> np.ndarray:
+    def scratch(size: Any, form: int = form) -> np.ndarray:
         return np.full(size(form, *shapes, *options), np.nan, y.dtype)
 
     names, none = ("bias", "scale", "shift", "shortcut"), a["bias"][:0]
@@ -80,33 +145,38 @@ def computed(form: int, a: Arrays, options: Options, finish: bool) -> Arrays:
     end = [a[name].reshape(-1) if finish else none for name in names]
     memory = scratch(winograd.forward_scratch)
     winograd.forward(form, a["x"], a["weight"], *end, finish, *options, none, memory, y, norms)
-    memory = scratch(winograd.backward_input_scratch)
-    winograd.backward_input(form, a["dy"], a["weight"], none, *options, memory, dx, norms)
     memory = scratch(winograd_gradient.backward_weight_scratch)
     winograd_gradient.backward_weight(form, a["x"], a["dy"], *options, norms.before, memory, dweight)
+    of_dx, (padding, _) = form_of_dx(form), options
+    if of_dx != form and (padding[0] % 2 == 0 or padding[1] % 2 == 0):  # no form of dx
+        return dict(y=y, dweight=dweight)
+    memory, shortcut = scratch(winograd.backward_input_scratch, of_dx), a["x"].reshape(-1) if finish else none
+    winograd.backward_input(of_dx, a["dy"], a["weight"], shortcut, *options, memory, dx, norms)
     return dict(y=y, dx=dx, dweight=dweight)
 
 
-def expected(a: Arrays, options: Options, finish: bool) -> Arrays:
+def expected(form: int, a: Arrays, options: Options, finish: bool) -> Arrays:
     x = torch.from_numpy(a["x"]).double().permute(0, 3, 1, 2).requires_grad_()
     weight = torch.from_numpy(a["weight"]).double().permute(3, 2, 0, 1).requires_grad_()
     groups = x.shape[1] // weight.shape[1]
-    y = torch.nn.functional.conv2d(x, weight, padding=options[0], dilation=options[1], groups=groups)
+    y = torch.nn.functional.conv2d(x, weight, None, stride_of(form), *options, groups)
     y.backward(torch.from_numpy(a["dy"]).double().permute(0, 3, 1, 2))
     out = y.detach().permute(0, 2, 3, 1).numpy()
     if finish:
         out = np.maximum((out + a["bias"]) * a["scale"] + a["shift"] + a["shortcut"], 0)
-    return dict(y=out, dx=x.grad.permute(0, 2, 3, 1).numpy(), dweight=weight.grad.permute(2, 3, 1, 0).numpy())
+    dx = x.grad.permute(0, 2, 3, 1).numpy() + (a["x"] if finish else 0)
+    return dict(y=out, dx=dx, dweight=weight.grad.permute(2, 3, 1, 0).numpy())
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("geometry", GEOMETRIES + GROUPED, ids=str)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "geometry"), [*product(FORMS, GEOMETRIES + GROUPED), *product(STRIDE2, STRIDED)], ids=str
+)
 def test_agrees_with_float64(form: int, geometry: Any, dtype: str) -> None:
     pytest.importorskip("torch")
     a, options = inputs(form, geometry, dtype)
     for finish in (False, True):
-        found, right = computed(form, a, options, finish), expected(a, options, finish)
+        found, right = computed(form, a, options, finish), expected(form, a, options, finish)
         limit = LIMITS[form] if dtype == "float32" else 1e-12
         for name, array in found.items():
             difference = array - right[name]
@@ -118,21 +188,24 @@ def test_agrees_with_float64(form: int, geometry: Any, dtype: str) -> None:
 def test_sums_over_many_channels_or_tiles_are_as_accurate(geometry: Any) -> None:
     pytest.importorskip("torch")
     a, options = inputs(F4X4_5X5, geometry, "float32")
-    found, right = computed(F4X4_5X5, a, options, False), expected(a, options, False)
+    found, right = computed(F4X4_5X5, a, options, False), expected(F4X4_5X5, a, options, False)
     errors = {name: abs(array - right[name]).max() / abs(right[name]).max() for name, array in found.items()}
     assert max(errors.values()) <= LIMITS[F4X4_5X5], errors
 
 
 def test_an_empty_batch_has_no_gradient() -> None:
-    for form in FORMS:
+    for form in [*FORMS, *STRIDE2]:
         for channels in (16, 128):
             a, options = inputs(form, (0, 8, 8, channels, channels, (1, 1)), "float32")
             assert not computed(form, a, options, False)["dweight"].any(), (form, channels)
 
 
 @pytest.mark.skipif(numba.get_num_threads() < 2, reason="needs two cores")
-@pytest.mark.parametrize("geometry", GEOMETRIES[-6:] + GROUPED[2::2], ids=str)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "geometry"),
+    [*product(FORMS, GEOMETRIES[-6:] + GROUPED[2::2]), *product(STRIDE2, STRIDED[4:9])],
+    ids=str,
+)
 def test_bits_do_not_depend_on_the_number_of_threads(form: int, geometry: Any) -> None:
     a, options = inputs(form, geometry, "float32")
     before = numba.get_num_threads()
@@ -162,10 +235,25 @@ def test_the_rule_that_selects_a_form() -> None:
     assert winograd_form((32, 32), three, 16, 16, one, one, 4) == F4X4_3X3
     assert winograd_form((32, 32), three, 8, 16, one, one, 1) == F4X4_3X3
     assert winograd_form((14, 14), five, 6, 16, one, one, 1) == F4X4_5X5
+    two = (2, 2)
+    assert winograd_form((32, 32), two, 16, 16, one, one, 1) == F5X5_2X2
+    assert winograd_form((32, 32), (4, 4), 16, 16, one, one, 1) == F3X3_4X4
+    assert winograd_form((16, 16), three, 16, 16, two, one, 1) == STRIDE2_3X3
+    assert winograd_form((16, 16), (4, 4), 8, 16, two, one, 1) == STRIDE2_4X4
+    assert input_form((32, 32), three, 16, 16, two, one, one, 1) == SPACED_3X3
+    assert input_form((31, 32), (4, 4), 16, 8, two, (3, 1), one, 1) == SPACED_4X4
+    assert input_form((32, 32), three, 16, 16, two, (0, 1), one, 1) == DIRECT  # even padding
+    assert input_form((32, 32), three, 16, 16, one, (0, 0), one, 1) == F4X4_3X3
     for out, kernel, channels, stride, dilation, groups in (
         ((32, 32), three, 7, one, one, 1),
         ((14, 14), five, 5, one, one, 1),
-        ((32, 32), three, 16, (2, 2), one, 1),
+        ((32, 32), three, 16, (2, 1), one, 1),
+        ((16, 16), three, 15, (2, 2), one, 1),
+        ((16, 16), three, 16, (2, 2), (2, 2), 1),
+        ((7, 7), three, 64, (2, 2), one, 1),  # four tiles of 4 x 4 outputs: too many multiplications
+        ((16, 16), (2, 2), 64, (2, 2), one, 1),
+        ((16, 16), five, 64, (2, 2), one, 1),
+        ((16, 16), three, 16, (3, 3), one, 1),
         ((32, 32), three, 16, one, (16, 32), 1),
         ((32, 32), three, 16, one, one, 16),
         ((32, 32), three, 64, one, one, 8),  # 8 -> 2 channels in a group

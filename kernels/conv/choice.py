@@ -22,11 +22,24 @@ dweight now take these parts of the direct kernels' time:
                                8 -> 8       1.0, 1.2, 1.2
                                4 -> 8       1.7, 1.7, 1.7
 
-So a form is used from 8 channels on (5x5: 6), for FEWEST_PAIRS pairs of channels and more. With groups, it is used from
-16 channels on, if each group has at least 4: with 2, the direct kernel was as fast or faster. The form with the fewest
-multiplications is the fastest, or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two columns,
-otherwise F(4x4,3x3). The form does not depend on the number of images. So the result for an image does not depend on
-the other images of its batch, except in the last bits on a CPU with AMX: AMX_TILES tiles or more use it.
+Kernels of other sizes, and stride 2: parts of the direct kernels' time for y, dx and dweight, on one thread of a Zen 4,
+with 64 images:
+
+    3x3, stride 2, 32 x 32,  8 -> 16      1.4, 1.3, 1.5         4x4, stride 2, 32 x 32,   8 -> 16     0.7, 0.9, 0.7
+                            16 -> 32      0.9, 0.7, 0.9                        30 x 30,  20 -> 36     0.8, 0.7, 0.7
+                            32 -> 64      0.8, 0.8, 0.8                        16 x 16,  64 -> 128    0.5, 0.5, 0.6
+                   30 x 30, 16 -> 32      1.0, 0.8, 1.0         4x4            16 x 16,   8 -> 12     0.8, 0.9, 0.8
+                            64 -> 64      0.8, 0.9, 0.9                                  64 -> 64     0.3, 0.4, 0.3
+                   16 x 16, 64 -> 128     0.7, 0.7, 0.8         2x2            16 x 16,   8 -> 12     1.0, 1.8, 1.0
+                          192 -> 192      0.6, 0.6, 0.6                                  16 -> 32     0.9, 1.1, 0.9
+                    8 x 8,  64 -> 128     0.6, 0.6, 0.7                                  64 -> 64     0.6, 0.7, 0.7
+
+So a form is used from 8 channels on (5x5: 6; 2x2 and 3x3 with stride 2: 16), for FEWEST_PAIRS pairs of channels and
+more. With groups, it is used from 16 channels on, if each group has at least 4: with 2, the direct kernel was as fast
+or faster. The form with the fewest multiplications is the fastest, or nearly so. For 3 x 3, this is F(2x2,3x3) if the
+output has two rows or two columns, otherwise F(4x4,3x3). The form does not depend on the number of images. So the
+result for an image does not depend on the other images of its batch, except in the last bits on a CPU with AMX:
+AMX_TILES tiles or more use it.
 """
 
 from __future__ import annotations
@@ -37,8 +50,10 @@ from .reference import Pair
 
 Tiles = tuple[int, int, int, int]
 
-DIRECT, F4X4_3X3, F2X2_3X3, F4X4_5X5 = 0, 1, 2, 3
-FEWEST_3X3, FEWEST_5X5, FEWEST_PAIRS = 8, 6, 96  # channels, and pairs of an input and an output channel
+DIRECT, F4X4_3X3, F2X2_3X3, F4X4_5X5, F5X5_2X2, F3X3_4X4 = 0, 1, 2, 3, 4, 5
+STRIDE2_3X3, STRIDE2_4X4 = 6, 7  # 4 x 4 outputs with stride 2: y and dweight
+SPACED_3X3, SPACED_4X4 = 8, 9  # 8 x 8 pixels of dx in such a layer
+FEWEST, FEWEST_5X5, FEWEST_SMALL, FEWEST_PAIRS = 8, 6, 16, 96  # channels, and pairs of an input and an output channel
 FEWEST_WITH_GROUPS, FEWEST_IN_GROUP = 16, 4
 AMX_CHANNELS, AMX_GRADIENT_CHANNELS, AMX_TILES = 32, 128, 64  # with fewer, vectors are as fast as AMX
 GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as many multiplications
@@ -62,30 +77,59 @@ def count_of(images: int, tiles: Tiles) -> int:
 
 
 @helper
+def form_of_dx(form: int) -> int:
+    """Return the form of dx in a layer that uses this form for y."""
+    return form - STRIDE2_3X3 + SPACED_3X3 if form >= STRIDE2_3X3 else form
+
+
+@helper
+def input_form(
+    out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, padding: Pair, dilation: Pair, groups: int
+) -> int:
+    """Return the form of dx, or DIRECT: dy has `channels` channels, dx has `outputs` channels, and out = (H, W)."""
+    if stride != (2, 2):
+        return winograd_form(out, kernel, channels, outputs, stride, dilation, groups)
+    if padding[0] % 2 == 0 or padding[1] % 2 == 0:  # the matrices are for odd paddings
+        return DIRECT
+    half = (out[0] + 1) // 2, (out[1] + 1) // 2
+    return form_of_dx(winograd_form(half, kernel, channels, outputs, stride, dilation, groups))
+
+
+@helper
 def winograd_form(
     out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
-    """Return the form that is used, or DIRECT.
+    """Return the form that is used for y and dweight, or DIRECT.
 
-    For y and dweight: x has `channels` channels, y has `outputs` channels, and out = (Ho, Wo).
-    For dx: dy has `channels` channels, dx has `outputs` channels, and out = (H, W).
+    x has `channels` channels, y has `outputs` channels, and out = (Ho, Wo). With stride 1, the rule for dx is the same:
+    dy has `channels` channels, dx has `outputs` channels, and out = (H, W).
     """
-    r = kernel[0]
-    least = FEWEST_5X5 if r == 5 else FEWEST_3X3
+    r, by_two = kernel[0], stride == (2, 2)
+    least = FEWEST_5X5 if r == 5 else FEWEST_SMALL if r == 2 or (r == 3 and by_two) else FEWEST
     if groups > 1:
         least = max(FEWEST_WITH_GROUPS, FEWEST_IN_GROUP * groups)
     few = min(channels, outputs) < least or channels * outputs < FEWEST_PAIRS
-    if few or kernel[1] != r or r not in (3, 5) or stride != (1, 1):
+    if few or kernel[1] != r or r < 2 or r > 5:
+        return DIRECT
+    if by_two:
+        if r == 2 or r == 5 or dilation != (1, 1):
+            return DIRECT
+    elif stride != (1, 1):
         return DIRECT
     # Multiplications for each input channel and output channel: n^2 for each tile
-    four = count_of(1, tiles_of(4, out[0], out[1], dilation)) * (r + 3) ** 2
-    two = count_of(1, tiles_of(2, out[0], out[1], dilation)) * (r + 1) ** 2
-    least = four if r == 5 else min(four, two)
-    if out[0] * out[1] * r * r < GAIN * least:
+    n = r + 6 if by_two else 8 if r == 5 else 6
+    m = 4 if by_two else n - r + 1
+    many = count_of(1, tiles_of(m, out[0], out[1], dilation)) * n**2
+    two = count_of(1, tiles_of(2, out[0], out[1], dilation)) * 4**2 if r == 3 and not by_two else many
+    if out[0] * out[1] * r * r < GAIN * min(many, two):
         return DIRECT
+    if by_two:
+        return STRIDE2_3X3 if r == 3 else STRIDE2_4X4
+    if r == 3:
+        return F4X4_3X3 if many <= two else F2X2_3X3
     if r == 5:
         return F4X4_5X5
-    return F4X4_3X3 if four <= two else F2X2_3X3
+    return F5X5_2X2 if r == 2 else F3X3_4X4
 
 
 @helper

@@ -18,7 +18,7 @@ from minidl.kernels.matmul.tile import lanes
 
 from . import direct, pointwise, weight_gradient, winograd_gradient
 from . import winograd as fast
-from .choice import DIRECT, winograd_form
+from .choice import DIRECT, input_form, winograd_form
 from .reference import Pair, Shape, output_size
 from .reference import __all__ as __all__
 
@@ -84,7 +84,7 @@ def backward_input_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
     """Return the number of elements of backward_input's scratch."""
-    form = winograd_form(x_shape[1:3], w_shape[:2], w_shape[3], x_shape[3], stride, dilation, groups)
+    form = input_form(x_shape[1:3], w_shape[:2], w_shape[3], x_shape[3], stride, padding, dilation, groups)
     if winograd and form != DIRECT:
         return fast.backward_input_scratch(form, x_shape, w_shape, padding, dilation)
     size = int(direct.scratch_size(threads(), x_shape, w_shape, True, groups, stride, padding, dilation))
@@ -127,7 +127,7 @@ def backward_input(
     dy: ndarray, weight: ndarray, shortcut: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: ndarray, dx: ndarray,
 ) -> None:  # fmt: skip
-    form = winograd_form(dx.shape[1:3], weight.shape[:2], dy.shape[3], dx.shape[3], stride, dilation, groups)
+    form = input_form(dx.shape[1:3], weight.shape[:2], dy.shape[3], dx.shape[3], stride, padding, dilation, groups)
     if winograd and form != DIRECT:
         fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, fast.no_norms(scratch))
     elif HAS_AMX and _is_product(weight.shape[:2], groups, stride, padding, dx, dy.shape[3]):

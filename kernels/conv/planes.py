@@ -1,8 +1,8 @@
 """Transforms of tiles and weights into Winograd's planes and back. winograd.py explains the formulas.
 
-An image is cut into tiles of m x m outputs, which read n x n inputs. A plane holds one position (i, j) of all
-transformed tiles, so there are n^2 planes. A plane of tiles is a matrix (tiles, channels). A plane of weights is a
-matrix (channels / groups, outputs). Rows are padded to whole vectors.
+An image is cut into tiles of m x m outputs. Each reads a window of inputs, which becomes n x n positions. A plane holds
+one position (i, j) of all transformed tiles, so V and M have n^2 planes; U may have fewer. A plane of tiles is a matrix
+(tiles, channels). A plane of weights is a matrix (channels / groups, outputs). Rows are padded to whole vectors.
 """
 
 from __future__ import annotations
@@ -18,38 +18,23 @@ from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions, pr
 from minidl.kernels.matmul.pack import pack_columns, pack_rows
 from minidl.kernels.matmul.tile import lanes, line_of
 
-from .choice import F2X2_3X3, F4X4_3X3, Tiles, on_amx
+from .choice import Tiles, on_amx
+from .forms import (
+    gather_transform,
+    input_transform,
+    normalizing_transform,
+    output_transform,
+    spread_transform,
+    tile_of,
+    weight_planes,
+    weight_side,
+    weight_transform,
+    window_of,
+)
 from .reference import Pair
 from .sizes import FEW_TILES, GROUP_SIZE, LARGE_U, LEAST_TILES
-from .transforms import (
-    EIGHT_POINTS,
-    FOUR_POINTS,
-    SIX_POINTS,
-    make_normalizing_transform,
-    make_output_transform,
-    make_transform,
-    matrices,
-    transposed,
-)
-
-# The matrices for tiles of n x n inputs, n = 4, 6 and 8.
-_AT, _G, _BT = zip(matrices(FOUR_POINTS, 2, 3), matrices(SIX_POINTS, 4, 3), matrices(EIGHT_POINTS, 4, 5), strict=True)
-_input, _weight, _output = make_transform(*_BT), make_transform(*_G), make_output_transform(*_AT)
-_normalized_input = make_normalizing_transform(_BT[1])
-_spread, _gather = (make_transform(*map(transposed, some)) for some in (_AT, _G))
-
 
 # -- sizes -------------------------------------------------------------------------------------------------------
-
-
-@helper
-def tile_of(form: int) -> tuple[int, int, int]:
-    """Return m, r and n of a form (choice.py): tiles of m x m outputs and n x n inputs, kernels of r x r."""
-    if form == F4X4_3X3:
-        return 4, 3, 6
-    if form == F2X2_3X3:
-        return 2, 3, 4
-    return 4, 5, 8
 
 
 @helper
@@ -75,24 +60,26 @@ def plane_of(rows: int, row: int) -> int:
 
 
 @helper
-def divides_outputs(planes: int, channels: int, outputs: int, groups: int, tiles: int) -> bool:
+def divides_outputs(form: int, channels: int, outputs: int, groups: int, tiles: int) -> bool:
     """Return whether the threads divide the outputs among themselves, not the tiles, for few tiles and many weights.
 
     Then each thread reads its columns of U once. Otherwise, each of them would read the whole U for each of its groups.
     """
-    return groups == 1 and 0 < tiles <= FEW_TILES and planes * channels * outputs >= LARGE_U and outputs % NR == 0
+    u = weight_planes(form) * channels * outputs
+    return groups == 1 and 0 < tiles <= FEW_TILES and u >= LARGE_U and outputs % NR == 0
 
 
 @helper
-def group_of(planes: int, channels: int, outputs: int, groups: int, tiles: int) -> int:
-    """Return the number of tiles in a group: tiles that are transformed and multiplied together. planes: n^2
+def group_of(form: int, channels: int, outputs: int, groups: int, tiles: int) -> int:
+    """Return the number of tiles in a group: tiles that are transformed and multiplied together.
 
     The number of groups is a multiple of 4 if possible, so that two or four threads have equal work. On AMX, a group is
     a multiple of 16 tiles, as many as a tile of AMX has rows.
     """
-    if divides_outputs(planes, channels, outputs, groups, tiles):
+    if divides_outputs(form, channels, outputs, groups, tiles):
         return tiles
-    u, each, size = planes * channels * outputs // groups, planes * (channels + outputs), GROUP_SIZE
+    u, each = weight_planes(form) * channels * outputs // groups, tile_of(form)[2] ** 2 * (channels + outputs)
+    size = GROUP_SIZE
     if u > GROUP_SIZE:
         beside_u = 2 * GROUP_SIZE - u
         size = beside_u if beside_u >= LEAST_TILES * each else 3 * GROUP_SIZE
@@ -224,7 +211,9 @@ def to_planes(
     """
     m, _, n = tile_of(form)
     height, width, channels = x.shape[1:]
-    side = m if spread else n
+    side, move = window_of(form)
+    if spread:
+        side, move = m, m
     pixels = x.reshape(-1)
     step = row_of(channels)
     image, place = divmod(first, tiles[0] * tiles[1])
@@ -235,7 +224,7 @@ def to_planes(
     source, x_row, x_column = (patch, side * step, step) if through else (pixels, row_step, column_step)
     for t in range(at_tile, at_tile + count):
         whole, row, column = _separate(image, tiles)
-        top, left = row + down * m * tiles[2] - padding[0], column + across * m * tiles[3] - padding[1]
+        top, left = row + down * move * tiles[2] - padding[0], column + across * move * tiles[3] - padding[1]
         rows, columns = _inside(height, top, tiles[2], side), _inside(width, left, tiles[3], side)
         at = ((whole * height + top) * width + left) * channels
         if through:
@@ -246,12 +235,14 @@ def to_planes(
             if c == next_block:
                 to, next_block = to + block_step - block, next_block + block
             if before.size:
-                _normalized_input(source, at + c, x_row, x_column, rows, columns, zeros, planes, to, n * plane, plane,
-                                  constants, c, channels)  # fmt: skip
+                normalizing_transform(source, at + c, x_row, x_column, rows, columns, zeros, planes, to, n * plane,
+                                      plane, constants, c, channels)  # fmt: skip
             elif spread:
-                _spread(n, source, at + c, x_row, x_column, rows, columns, zeros, planes, to, n * plane, plane)
+                spread_transform(form, source, at + c, x_row, x_column, rows, columns, zeros, planes, to, n * plane,
+                                 plane)  # fmt: skip
             else:
-                _input(n, source, at + c, x_row, x_column, rows, columns, zeros, planes, to, n * plane, plane)
+                input_transform(form, source, at + c, x_row, x_column, rows, columns, zeros, planes, to, n * plane,
+                                plane)  # fmt: skip
             to += lanes(x)
         image, down, across = _next_tile(image, down, across, tiles)
 
@@ -298,8 +289,8 @@ def from_planes(
         for place_of_vector in range(begin, max(stop, vector), vector):
             o = min(place_of_vector, step - vector)  # the last vector may overlap the previous one
             here = t * row + o
-            _output(n, planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, y_column, following + o,
-                    finish, end, o, row_of(outputs), shortcut, adds)  # fmt: skip
+            output_transform(form, planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, y_column,
+                             following + o, finish, end, o, row_of(outputs), shortcut, adds)  # fmt: skip
         for i in range(rows if through and columns > 0 else 0):
             _copy_pixels(columns, whole, tail, patch, i * y_row + begin, step,
                          pixels, there + i * row_step + begin, column_step)  # fmt: skip
@@ -326,8 +317,7 @@ def weight_to_planes(
     count = min(vector, channels - first)
     patch = np.zeros(r * r * vector * vector + vector, weight.dtype)  # (r, r, channels, outputs), and one vector more
     flat = weight.reshape(-1)
-    n = tile_of(form)[2]
-    all_ = (0, r)
+    side, all_ = weight_side(form), (0, r)
     for o in range(0, outputs, vector):
         through = flip or o + vector > outputs
         if through:
@@ -344,7 +334,7 @@ def weight_to_planes(
             if through:
                 source, at, step = patch, c * vector, vector * vector
             to = o // panel_columns * panel_columns * rows + (row + c) * panel_columns + o % panel_columns
-            _weight(n, source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
+            weight_transform(form, source, at, r * step, step, all_, all_, u, u, to, side * plane, plane)
 
 
 @apart_jit
@@ -369,7 +359,7 @@ def weight_from_planes(form: int, parts: int, du: ndarray, part: int, plane: int
         target, at, step = flat, c * outputs + o, channels * outputs
         if through:
             target, at, step = patch, 0, vector
-        _gather(n, du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
+        gather_transform(form, du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
     if through:
         for i in range(r):
             for j in range(r):

@@ -9,22 +9,29 @@ product from its values at the points. Winograd transposed this method. In 2-D e
 
 The points determine the rounding error. Usual points for n = 6 are 0, +-1, +-2 and infinity. With 0, +-3/4, +-3/2 and
 infinity, the error is two to five times smaller, and the number of instructions is the same (WINOGRAD.md).
+
+With stride 2, the even and the odd taps are two convolutions of stride 1, of the even and the odd inputs. F applies to
+both, and y is their sum (`strided`). The gradient of the inputs consists of two convolutions, too (`spaced`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial, reduce
 from typing import Any
 
 from minidl.engine.jit import REGISTERS
 from minidl.kernels.matmul.emitter import Emitter, Offset, Value, instructions
 
 Matrix = list[list[Fraction]]
+Matrices = dict[int, Matrix]  # form (choice.py) -> matrix
 Load = Callable[[int, Value, Offset], Value]  # load X[i][j]: i, the pointer to row i, the offset of column j
 FOUR_POINTS = [Fraction(0), Fraction(1), Fraction(-1)]  # and infinity
+FIVE_POINTS = [*FOUR_POINTS, Fraction(2)]  # and infinity
 SIX_POINTS = [Fraction(0), Fraction(3, 4), Fraction(-3, 4), Fraction(3, 2), Fraction(-3, 2)]  # and infinity
 EIGHT_POINTS = [*FOUR_POINTS, Fraction(1, 2), Fraction(-1, 2), Fraction(2), Fraction(-2)]  # and infinity
+POINTS = {len(points) + 1: points for points in (FOUR_POINTS, FIVE_POINTS, SIX_POINTS, EIGHT_POINTS)}
 
 
 def matrices(points: list[Fraction], m: int, r: int) -> tuple[Matrix, Matrix, Matrix]:
@@ -42,6 +49,67 @@ def matrices(points: list[Fraction], m: int, r: int) -> tuple[Matrix, Matrix, Ma
     return transposed(a), g, bt
 
 
+def _side_by_side(m: int, taps: tuple[int, int]) -> tuple[Matrix, ...]:
+    """Return AT, G and BT of two convolutions, each with blocks of its own: AT (2m, n), G (n, both taps), BT (n, n)."""
+    forms = [matrices(POINTS[m + r - 1], m, r) if r > 1 else _no_points(m) for r in taps]
+    return tuple(_blocks(*both) for both in zip(*forms, strict=True))
+
+
+def _no_points(m: int) -> tuple[Matrix, Matrix, Matrix]:
+    """Return the matrices for one tap: m products."""
+    identity = [[Fraction(int(i == j)) for j in range(m)] for i in range(m)]
+    return identity, [[Fraction(1)] for _ in range(m)], identity
+
+
+def _blocks(a: Matrix, b: Matrix) -> Matrix:
+    """Return the matrix with a at the upper left and b at the lower right."""
+    zero = [Fraction(0)]
+    return [row + zero * len(b[0]) for row in a] + [zero * len(a[0]) + row for row in b]
+
+
+def _placed(matrix: Matrix, columns: list[int]) -> Matrix:
+    """Return the matrix whose column columns[j] is column j of `matrix`, or a sum of such columns; others are 0."""
+    placed = [[Fraction(0)] * (max(columns) + 1) for _ in matrix]
+    for row, new in zip(matrix, placed, strict=True):
+        for value, column in zip(row, columns, strict=True):
+            new[column] += value
+    return placed
+
+
+def strided(m: int, r: int) -> tuple[Matrix, Matrix, Matrix]:
+    """Return AT (m, n), G (n, r) and BT (n, n) for m outputs of r taps with stride 2, from n = 2m + r - 2 inputs.
+
+    y[i] = sum over the taps u of g[u] d[2i + u]
+    """
+    taps = (r + 1) // 2, r // 2
+    inputs = [m + k - 1 for k in taps]
+    a, g, bt = _side_by_side(m, taps)
+    return (
+        [[x + y for x, y in zip(even, odd, strict=True)] for even, odd in zip(a[:m], a[m:], strict=True)],
+        _placed(g, [2 * k + odd for odd in (0, 1) for k in range(taps[odd])]),
+        _placed(bt, [2 * i + odd for odd in (0, 1) for i in range(inputs[odd])]),
+    )
+
+
+def spaced(m: int, r: int, padding: int) -> tuple[Matrix, Matrix, Matrix]:
+    """Return AT (2m, n), G (n, r) and BT (n, inputs) for 2m outputs of r taps, whose inputs are two pixels apart.
+
+    y[p] = sum of g[u] d[i - first] over the taps u and the inputs i with 2i = p + u - (r - 1 - padding)
+
+    first: the least such i for p >= 0. Each input i belongs to two outputs, so the even and the odd outputs are one
+    convolution each.
+    """
+    s = r - 1 - padding
+    taps = [list(range((s - odd) % 2, r, 2)) for odd in (0, 1)]
+    firsts = [(odd + some[0] - s) // 2 for odd, some in enumerate(taps)]
+    a, g, bt = _side_by_side(m, (len(taps[0]), len(taps[1])))
+    return (
+        [a[odd * m + i] for i in range(m) for odd in (0, 1)],
+        _placed(g, [*taps[0], *taps[1]]),
+        _placed(bt, [firsts[odd] - min(firsts) + i for odd in (0, 1) for i in range(m + len(taps[odd]) - 1)]),
+    )
+
+
 def _product(roots: list[Fraction]) -> list[Fraction]:
     """Return the coefficients, constant first, of the product of (x - root) over all roots."""
     c = [Fraction(1)]
@@ -54,6 +122,17 @@ def _value(coefficients: list[Fraction], x: Fraction) -> Fraction:
     return sum((c * x**i for i, c in enumerate(coefficients)), Fraction(0))
 
 
+def distinct(matrix: Matrix) -> Matrix:
+    """Return the rows of the matrix, without the repetitions of a row."""
+    return [row for i, row in enumerate(matrix) if row not in matrix[:i]]
+
+
+def rows_among(rows: Matrix, matrix: Matrix, length: int) -> tuple[int, ...]:
+    """Return which of `rows` each row of the matrix is, and then zeros up to this length."""
+    found = [rows.index(row) for row in matrix]
+    return tuple(found + [0] * (length - len(found)))
+
+
 def transposed(matrix: Matrix) -> Matrix:
     return [list(column) for column in zip(*matrix, strict=True)]
 
@@ -64,9 +143,9 @@ def transposed(matrix: Matrix) -> Matrix:
 def multiply(e: Emitter, matrix: Matrix, x: list[Value]) -> list[Value]:
     """Write the instructions for matrix @ x, where x is a list of vectors.
 
-    Points come in pairs p, -p. So the rows of BT, G and A, and the columns of AT and GT, come in pairs that differ only
-    in signs. Two such rows are E + O and E - O: E @ x and O @ x are computed once for both. Two such columns need only
-    the sum and the difference of their vectors.
+    Most points come in pairs p, -p. So most rows of BT, G and A, and most columns of AT and GT, come in pairs that
+    differ only in signs (with five points, only those of A and AT do). Two such rows are E + O and E - O: E @ x and
+    O @ x are computed once for both. Two such columns need only the sum and the difference of their vectors.
     """
     matrix, x = _pair_columns(e, matrix, x)
     result: list[Any] = [None] * len(matrix)
@@ -139,29 +218,30 @@ def _parts(matrix: Matrix) -> list[slice]:
     """Return the ranges of rows of the matrix that are applied together to X (make_transform).
 
     matrix @ X has a vector for each row of the matrix and each column of X. If the registers cannot hold them all, the
-    rows are applied in several parts. Rows 1 and 2, 3 and 4 ... stay together, because they may be pairs (`multiply`).
+    rows are applied in several parts. Rows 1 and 2, 3 and 4 ... stay together, because most are pairs (`multiply`).
     """
     rows = len(matrix)
     cuts = range(3, rows - 2, 2) if rows * len(matrix[0]) > REGISTERS else ()
     return [slice(begin, end) for begin, end in zip((0, *cuts), (*cuts, rows), strict=True)]
 
 
-def _for_size(e: Emitter, n: Value, matrices: tuple[Matrix, ...]) -> Iterator[Matrix]:
-    """Yield each matrix. What the caller writes for a matrix runs if n, the tile size, is the matrix's longer side."""
-    first, *others = matrices
+def _for_form(e: Emitter, form: Value, matrices: Matrices) -> Iterator[Matrix]:
+    """Yield each different matrix. What the caller writes for a matrix runs if it belongs to the form."""
+    matrix = next(iter(matrices.values()))
+    others = {form: other for form, other in matrices.items() if other != matrix}
     if not others:
-        yield first
+        yield matrix
         return
-    is_first = e.builder.icmp_signed("==", n, e.integer(max(len(first), len(first[0]))))
-    with e.builder.if_else(is_first) as (then, otherwise):
+    belongs = [e.builder.icmp_signed("==", form, e.integer(each)) for each in matrices if each not in others]
+    with e.builder.if_else(reduce(e.builder.or_, belongs)) as (then, otherwise):
         with then:
-            yield first
+            yield matrix
         with otherwise:
-            yield from _for_size(e, n, tuple(others))
+            yield from _for_form(e, form, others)
 
 
-def make_transform(*matrices: Matrix) -> Any:
-    """Return a function for kernels that computes Y = M X M^T for one vector of channels; n selects M.
+def make_transform(matrices: Matrices) -> Any:
+    """Return a function for kernels that computes Y = M X M^T for one vector of channels; the form selects M.
 
     X[i][j] is the vector at x[x_at + i * x_row + j * x_column], and Y[i][j] is at y[y_at + i * y_row + j * y_column].
     If i is outside the range `rows`, X[i][j] is read from `zeros`, a row of zeros. If j is outside the range `columns`,
@@ -170,7 +250,7 @@ def make_transform(*matrices: Matrix) -> Any:
 
     @instructions
     def transform(
-        e: Emitter, n: Value, x: Value, x_at: Value, x_row: Value, x_column: Value, rows: Value, columns: Value,
+        e: Emitter, form: Value, x: Value, x_at: Value, x_row: Value, x_column: Value, rows: Value, columns: Value,
         zeros: Value, y: Value, y_at: Value, y_row: Value, y_column: Value,
     ) -> None:  # fmt: skip
         x, y = e.at(x, x_at), e.at(y, y_at)
@@ -178,7 +258,7 @@ def make_transform(*matrices: Matrix) -> Any:
         def load(i: int, start: Value, offset: Offset) -> Value:
             return e.load(start, offset)
 
-        for matrix in _for_size(e, n, matrices):
+        for matrix in _for_form(e, form, matrices):
             _write(e, matrix, load, x, x_row, x_column, rows, columns, zeros, y, y_row, y_column)
 
     return transform
@@ -241,7 +321,7 @@ def _within(e: Emitter, i: int, pair: Value) -> Value:
     return b.and_(b.icmp_signed("<=", first, e.integer(i)), b.icmp_signed("<", e.integer(i), end))
 
 
-def make_output_transform(*matrices: Matrix) -> Any:
+def make_output_transform(matrices: Matrices, frequent: list[Matrix]) -> Any:
     """Return a function like make_transform's. It reads all of X from planes, and writes Y to an image y or, if
     `through`, to `patch`.
 
@@ -249,11 +329,12 @@ def make_output_transform(*matrices: Matrix) -> Any:
     below `floor` become `floor`. Each step is rounded. bias begins at end[end_at]; scale, shift and floor follow at
     intervals of end_step. The shortcut has the layout of y; if `through`, it is in the patch, after Y.
     A store waits for its cache line, so the lines of the next tile, from y[next_at] on, are prefetched.
+    frequent: the matrices of frequent forms, which have faster code for calls without `finish`
     """
 
     @instructions
     def transform(
-        e: Emitter, n: Value, x: Value, x_at: Value, x_row: Value, x_column: Value, y: Value, patch: Value,
+        e: Emitter, form: Value, x: Value, x_at: Value, x_row: Value, x_column: Value, y: Value, patch: Value,
         through: Value, y_at: Value, y_row: Value, y_column: Value, next_at: Value, finish: Value, end: Value,
         end_at: Value, end_step: Value, shortcut: Value, adds: Value,
     ) -> None:  # fmt: skip
@@ -273,16 +354,24 @@ def make_output_transform(*matrices: Matrix) -> Any:
                     e.store(e.at_least(vector, floor) if finished else vector, y, at)
                     e.prefetch(following, at, write=True)
 
-        for matrix in _for_size(e, n, matrices):
+        def both(condition: Value, write: Callable[[bool], None]) -> None:
+            with b.if_else(condition) as (yes, no):
+                with yes:
+                    write(True)
+                with no:
+                    write(False)
+
+        for matrix in _for_form(e, form, matrices):
             behind = e.at(patch, e.times(y_row, len(matrix)))
             target, other = (e.at(b.select(through, p, q), y_at) for p, q in ((patch, y), (behind, shortcut)))
             starts = [e.at(x, e.times(x_row, i)) for i in range(len(matrix[0]))]
+
+            version = partial(write, matrix, starts, target, other)
             # Four versions without branches: a condition at each row or each vector would cost a fifth of the time.
-            with b.if_else(finish) as finishing:
-                for finished, branch in zip((True, False), finishing, strict=True):
-                    with branch, b.if_else(adds) as adding:
-                        for added, inner in zip((True, False), adding, strict=True):
-                            with inner:
-                                write(matrix, starts, target, other, finished, added)
+            # Less frequent forms have two, to compile less: without `finish`, the steps of the end change nothing.
+            if matrix in frequent:
+                both(finish, lambda finished, version=version: both(adds, partial(version, finished)))  # type: ignore[misc]
+            else:
+                both(adds, partial(version, True))
 
     return transform

@@ -1,19 +1,20 @@
 """Winograd's convolution: fewer multiplications, as one matrix product for each position in a transformed tile.
 
-The stride must be 1. With dilation, an image consists of several separate images (`tiles_of` in choice.py). The
-kernel g has r x r taps. An image is cut into tiles of m x m outputs. Each tile needs n x n inputs d (n = m + r - 1). A
-transformed tile has n x n positions. Plane k is a matrix that contains position k of all tiles (for weights: of all
-kernels g):
+With dilation, an image consists of several separate images (`tiles_of` in choice.py). The kernel g has r x r taps. An
+image is cut into tiles of m x m outputs. Each tile reads a window of inputs d, and transforms it to n x n positions.
+With stride 1, n = m + r - 1, and the window has n x n inputs, too. Plane k is a matrix that contains position k of all
+tiles (for weights: of all kernels g):
 
     V[k] (tiles, C)  =  BT d B        from each tile of the input
     U[k] (C, O)      =  G g GT        from the weights
     M[k] (tiles, O)  =  V[k] @ U[k]   n^2 matrix products, with nearly all of the multiplications
     y                =  AT M A        [+ bias] [* scale + shift] [+ shortcut] [relu], m^2 outputs from the n^2 planes
 
-With groups, U[k] consists of a matrix (C / groups, O / groups) for each group, and so does the product.
-dx is computed in the same way from dy, with flipped and transposed weights. winograd_gradient.py computes dweight.
-WINOGRAD.md explains these steps; transforms.py computes the matrices, planes.py applies them.
-`form` is F4X4_3X3, F2X2_3X3 or F4X4_5X5 (choice.py).
+With stride 2, planes that have the same weights share a plane of U (`weight_plane` in forms.py). With groups, U[k]
+consists of a matrix (C / groups, O / groups) for each group, and so does the product. dx is computed in the same way
+from dy, with flipped and transposed weights and, for stride 2, other matrices. winograd_gradient.py computes dweight.
+WINOGRAD.md explains these steps; transforms.py computes the matrices, forms.py and planes.py apply them.
+`form` is one of the forms in choice.py.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
 from minidl.kernels.norm.blocks import BLOCK_ROWS, gradients_of_block, moments_of_block
 
-from .choice import F4X4_3X3, F4X4_5X5, Tiles, count_of, on_amx, tiles_of
+from .choice import F4X4_3X3, F4X4_5X5, SPACED_3X3, Tiles, count_of, on_amx, tiles_of
+from .forms import stride_of, tile_of, weight_plane, weight_planes
 from .planes import (
     divides_outputs,
     from_planes,
@@ -41,7 +43,6 @@ from .planes import (
     prefetch_part,
     round_up,
     row_of,
-    tile_of,
     to_planes,
     weight_to_planes,
 )
@@ -92,11 +93,12 @@ def _convolve_sizes(
     form: int, channels: int, outputs: int, groups: int, tiles: int, dilation: Pair
 ) -> tuple[int, int, int, int, int]:
     """Return five numbers: tiles in a group; sizes of a plane of U, of V and of M; size of a task's memory."""
-    n = tile_of(form)[2]
-    group = group_of(n * n, channels, outputs, groups, tiles)
+    m, _, n = tile_of(form)
+    group = group_of(form, channels, outputs, groups, tiles)
     u_plane = plane_of(channels, round_up(outputs // groups, NR))
     v_plane, m_plane = plane_of(group, row_of(channels)), plane_of(group, row_of(outputs))
-    patch = n * n * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
+    patch = max(n * n, 2 * m * m) * max(row_of(channels), row_of(outputs))  # a tile, or its outputs and the shortcut
+    patch += zeros_of(form, channels, outputs, dilation)
     least = 0
     if on_amx(channels, outputs, groups, tiles):  # M replaces V. Float64, whose sizes are the same, uses m_plane
         u_plane, least = parts_size(outputs, channels), weight_memory(form, outputs)
@@ -155,30 +157,33 @@ def _convolve_group(
         for k in range(n * n):
             prefetch_part(pixels, following, k, 1, n * n)
             prefetch_part(shortcut, here, k, 1, n * n)
-            multiply_plane(count, channels, v, k * v_plane, v_row, u, k * u_plane, begin, stop, m_row, patch)
+            multiply_plane(count, channels, v, k * v_plane, v_row, u, weight_plane(form, k) * u_plane, begin, stop,
+                           m_row, patch)  # fmt: skip
         end_tiles(SHAPES)
         products, m_plane = v, v_plane
     for k in range(0 if amx else n * n):
+        u_at = weight_plane(form, k) * u_plane
         if groups > 1:
             prefetch_part(pixels, following, k, 1, n * n)
             prefetch_part(shortcut, here, k, 1, n * n)
-            _multiply_groups(count, channels, outputs, groups, kc, v, k * v_plane, v_row, u, k * u_plane,
+            _multiply_groups(count, channels, outputs, groups, kc, v, k * v_plane, v_row, u, u_at,
                              products, k * m_plane, m_row)  # fmt: skip
             continue
         o = begin
         while o < stop:
             width = tile_columns(stop - o, x)
             last = o + width == stop  # then the next product begins with the next plane
-            soon = (k + 1) % (n * n) * u_plane + begin * channels if last else k * u_plane + (o + width) * channels
+            next_plane = weight_plane(form, k + 1) * u_plane
+            soon = next_plane + begin * channels if last else u_at + (o + width) * channels
             panel, some = k * panels + o // columns, (width + columns - 1) // columns
             prefetch_part(pixels, following, panel, some, n * n * panels)
             prefetch_part(shortcut, here, panel, some, n * n * panels)
             for t in range(0, tall, TALL_MR):
-                tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, k * u_plane, columns,
+                tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, u_at, columns,
                           products, k * m_plane + t * m_row, m_row)  # fmt: skip
             if tall < count:
                 product_panel(count - tall, width, channels, kc, False,
-                              v, k * v_plane + tall * v_row, v_row, 1, u, k * u_plane + o * channels, columns,
+                              v, k * v_plane + tall * v_row, v_row, 1, u, u_at + o * channels, columns,
                               columns * channels, products, k * m_plane + tall * m_row + o, m_row,
                               u, soon)  # fmt: skip
             o += width
@@ -209,7 +214,7 @@ def adds_up(form: int, images: int, out: Pair, channels: int, outputs: int, dila
     tiles = images * (out[0] // 4) * (out[1] // 4)
     whole = form == F4X4_3X3 and out[0] % 4 == 0 and out[1] % 4 == 0 and out[0] * out[1] > 0 and dilation == (1, 1)
     blocks = whole and BLOCK_TILES % (out[1] // 4) == 0 and tiles % BLOCK_TILES == 0
-    return bool(blocks and outputs % LANES == 0 and not divides_outputs(36, channels, outputs, 1, tiles))
+    return bool(blocks and outputs % LANES == 0 and not divides_outputs(form, channels, outputs, 1, tiles))
 
 
 @apart_jit
@@ -276,14 +281,15 @@ def _convolve(
     norms: Norms,
 ) -> None:  # fmt: skip
     """Compute y from x as in `forward`, or, with `flip`, dx (passed as y) from dy (passed as x)."""
-    m, _, n = tile_of(form)
+    m = tile_of(form)[0]
     channels, outputs = x.shape[3], y.shape[3]
     groups, vector = (outputs if flip else channels) // weight.shape[2], lanes(x)
     tiles = tiles_of(m, y.shape[1], y.shape[2], dilation)
     total = count_of(y.shape[0], tiles)
     group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, channels, outputs, groups, total, dilation)
     memory = aligned(scratch)
-    u, rest = aligned(packed if packed.size else scratch)[: n * n * u_plane], memory[n * n * u_plane :]
+    size = weight_planes(form) * u_plane
+    u, rest = aligned(packed if packed.size else scratch)[:size], memory[size:]
     first_step = 1 if packed.size and packed[packed.size - 1] else 0  # whether U is in `packed` already
     end, rest = rest[: 4 * row_of(outputs)], rest[4 * row_of(outputs) :]
     finish = relu or bias.size + scale.size > 0
@@ -292,7 +298,7 @@ def _convolve(
     some = SIDE if amx else vector
     blocks = (channels // groups + some - 1) // some
     jobs = rest.size // each
-    parts = jobs if divides_outputs(n * n, channels, outputs, groups, total) else 1
+    parts = jobs if divides_outputs(form, channels, outputs, groups, total) else 1
     if jobs == 1:  # without a parallel loop, no other thread has to wake up
         if first_step == 0:
             _weight_job(0, 1, form, weight, flip, groups, blocks, amx, u, u_plane, rest)
@@ -334,6 +340,8 @@ def backward_input(
     """Compute dx (N, H, W, C) [+ shortcut] from dy (N, Ho, Wo, O). norms.before must be of size 0."""
     none, edge = scratch[:0], weight.shape[0] - 1
     flipped = edge * dilation[0] - padding[0], edge * dilation[1] - padding[1]
+    if form >= SPACED_3X3:  # a pixel of dy counts as two
+        flipped = flipped[0] // 2, flipped[1] // 2
     _convolve(form, dy, weight, True, none, none, none, shortcut, False, flipped, dilation, none, scratch, dx,
               norms)  # fmt: skip
 
@@ -345,23 +353,25 @@ def _convolve_scratch(
     tiles = tiles_of(m, *out, dilation)
     total = count_of(images, tiles)
     group, u_plane, _, _, each = _convolve_sizes(form, channels, outputs, groups, total, dilation)
-    divides = divides_outputs(n * n, channels, outputs, groups, total)
+    divides = divides_outputs(form, channels, outputs, groups, total)
     jobs = max(1, min(threads(), outputs // NR if divides else -(-total // group)))
     jobs = 1 if n * n * total * channels * outputs // groups < WINOGRAD_SERIAL else jobs
-    return int(LINE + n * n * u_plane + 4 * row_of(outputs) + jobs * each)
+    return int(LINE + weight_planes(form) * u_plane + 4 * row_of(outputs) + jobs * each)
 
 
 def packed_size(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of forward's `packed`: U, and whether it is there."""
-    m, _, n = tile_of(form)
-    total = count_of(x_shape[0], tiles_of(m, *output_size(x_shape, w_shape, (1, 1), padding, dilation), dilation))
+    m = tile_of(form)[0]
+    out = output_size(x_shape, w_shape, stride_of(form), padding, dilation)
+    total = count_of(x_shape[0], tiles_of(m, *out, dilation))
     groups = x_shape[3] // w_shape[2]
-    return int(LINE + n * n * _convolve_sizes(form, x_shape[3], w_shape[3], groups, total, dilation)[1] + 1)
+    u_plane = _convolve_sizes(form, x_shape[3], w_shape[3], groups, total, dilation)[1]
+    return int(LINE + weight_planes(form) * u_plane + 1)
 
 
 def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of forward's scratch."""
-    out = output_size(x_shape, w_shape, (1, 1), padding, dilation)
+    out = output_size(x_shape, w_shape, stride_of(form), padding, dilation)
     groups = x_shape[3] // w_shape[2]
     return _convolve_scratch(form, x_shape[3], w_shape[3], groups, x_shape[0], out, dilation)
 

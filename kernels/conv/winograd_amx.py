@@ -27,25 +27,25 @@ from minidl.kernels.matmul.amx import (
 from minidl.kernels.matmul.blocks import LANES
 from minidl.kernels.matmul.tile import lanes
 
-from .planes import plane_of, round_up, row_of, tile_of, weight_to_planes
+from .forms import weight_planes
+from .planes import plane_of, round_up, row_of, weight_to_planes
 
 
 @helper
 def weight_memory(form: int, outputs: int) -> int:
     """Return the size of the memory for split_weight."""
-    n = tile_of(form)[2]
-    return n * n * plane_of(SIDE, round_up(outputs, SIDE))
+    return weight_planes(form) * plane_of(SIDE, round_up(outputs, SIDE))
 
 
 @apart_jit
 def split_weight(form: int, weight: ndarray, flip: bool, block: int, u: ndarray, plane: int, memory: ndarray) -> None:
     """Compute the planes of U for 32 input channels, and split them: block number `block` of each panel of u."""
-    n, vector = tile_of(form)[2], lanes(weight)
+    vector = lanes(weight)
     channels, outputs = (weight.shape[3], weight.shape[2]) if flip else (weight.shape[2], weight.shape[3])
     depth, own_plane = min(SIDE, channels - block * SIDE), plane_of(SIDE, round_up(outputs, SIDE))
     for c in range(0, depth, vector):
         weight_to_planes(form, weight, flip, 1, 0, (block * SIDE + c) // vector, memory, own_plane, SIDE, c)
-    for k in range(n * n):
+    for k in range(weight_planes(form)):
         for o in range(0, outputs, SIDE):
             to = k * plane + o // SIDE * parts_size(1, channels) + block * BLOCK
             split_panels(memory, k * own_plane + o * SIDE, SIDE, min(SIDE, outputs - o), depth, u, to)

@@ -19,16 +19,8 @@ from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .choice import F4X4_5X5, Tiles, count_of, gradient_on_amx, tiles_of
-from .planes import (
-    pixels_of,
-    plane_of,
-    prefetch_part,
-    round_up,
-    row_of,
-    tile_of,
-    to_planes,
-    weight_from_planes,
-)
+from .forms import stride_of, tile_of
+from .planes import pixels_of, plane_of, prefetch_part, round_up, row_of, to_planes, weight_from_planes
 from .reference import Pair, output_size
 from .sizes import TILES_5X5
 from .tall import TALL_MR, tall_tile_side_by_side
@@ -63,9 +55,10 @@ def gradient_sizes(
     on the number of threads. On AMX dU is always large.
     """
     n, inner, tiles = tile_of(form)[2], channels // groups, max(1, tiles)
-    group, parts = 64, 8 if n * n * inner * outputs <= 2**16 else 4
-    if inner * outputs > 8192 or tiles < group * parts:
-        group, parts = min(tiles, 256), 1
+    many = n >= 9  # planes: V and D of a tile need more memory
+    group, parts = 32 if many else 64, 8 if n * n * inner * outputs <= 2**16 else 4
+    if inner * outputs > (4096 if many else 8192) or tiles < group * parts:
+        group, parts = min(tiles, 128 if many else 256), 1
     each = (tiles + parts - 1) // parts  # groups of about equal size, without a small one at the end
     group = (each + (each + group - 1) // group - 1) // ((each + group - 1) // group)
     amx = gradient_on_amx(channels, outputs, groups, tiles)
@@ -245,7 +238,7 @@ def backward_weight(
 def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of backward_weight's scratch."""
     m, _, n = tile_of(form)
-    tiles = tiles_of(m, *output_size(x_shape, w_shape, (1, 1), padding, dilation), dilation)
+    tiles = tiles_of(m, *output_size(x_shape, w_shape, stride_of(form), padding, dilation), dilation)
     total = count_of(x_shape[0], tiles)
     groups = x_shape[3] // w_shape[2]
     parts, _, du_plane, v_plane, d_plane, each = gradient_sizes(form, x_shape[3], w_shape[3], groups, total, dilation)

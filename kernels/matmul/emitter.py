@@ -88,6 +88,12 @@ class Emitter:
         self.vector = ir.VectorType(self.number_type, lanes)
         self.suffix = f"v{lanes}f{8 * self.bytes}"
 
+    def with_lanes(self, lanes: int) -> Emitter:
+        """Return an emitter for vectors with this number of lanes."""
+        other = copy.copy(self)
+        other._set_lanes(lanes)
+        return other
+
     # -- numbers and addresses ---------------------------------------------------------------------------
 
     def integer(self, value: Offset) -> Value:
@@ -268,8 +274,7 @@ class Emitter:
         if self.lanes * self.bytes <= SMALLEST_VECTOR:
             self.fewest_vectors(width, most, lambda vectors: tile(self, vectors))
             return
-        half = copy.copy(self)
-        half._set_lanes(self.lanes // 2)
+        half = self.with_lanes(self.lanes // 2)
         with self.builder.if_else(self.builder.icmp_signed(">", width, self.integer(half.lanes))) as (more, few):
             with more:
                 self.fewest_vectors(width, most, lambda vectors: tile(self, vectors))

@@ -14,7 +14,6 @@ The last vector ends with the last channel. It may overlap the vector before it,
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -34,11 +33,9 @@ def _for_each_vector(e: Emitter, channels: Value, write: Callable[[Emitter, Valu
     def choose(lanes: list[int]) -> None:
         if not lanes:  # no channels
             return
-        narrow = copy.copy(e)
-        narrow._set_lanes(lanes[0])
         with e.builder.if_else(e.builder.icmp_signed(">=", channels, e.integer(lanes[0]))) as (fit, too_long):
             with fit:
-                loop(narrow)
+                loop(e.with_lanes(lanes[0]))
             with too_long:
                 choose(lanes[1:])
 
@@ -56,11 +53,11 @@ def _for_each_vector(e: Emitter, channels: Value, write: Callable[[Emitter, Valu
 def _over_window(e: Emitter, rows: Value, columns: Value, steps: Steps, first: Sums, add: Callable[..., Sums]) -> Sums:
     """Write sums = add(sums, *counters) for each pixel of a window, row by row; return the last sums."""
 
-    def row(sums: Sums, _: Value, *begins: Value) -> Sums:
+    def one_row(sums: Sums, _: Value, *begins: Value) -> Sums:
         counters = [(begin, column) for begin, (_, _, column) in zip(begins, steps)]
         return e.loop(columns, counters, sums, lambda sums, _, *counters: add(sums, *counters))
 
-    return e.loop(rows, [(begin, row) for begin, row, _ in steps], first, row)
+    return e.loop(rows, [(begin, row) for begin, row, _ in steps], first, one_row)
 
 
 def _integers(e: Emitter) -> Any:

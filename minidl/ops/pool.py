@@ -54,7 +54,7 @@ def _geometry(
     if min(kernel) < 1 or min(geometry["stride"]) < 1 or any(not 0 <= 2 * p <= k for p, k in
                                                             zip(geometry["padding"], kernel, strict=True)):  # fmt: skip
         raise ShapeError(f"{name}: {geometry}; expected kernel and stride >= 1, padding at most half the kernel")
-    if min(_output_shape(x._data, **geometry)[1:3]) < 1:
+    if min(*x.shape[1:3], *_output_shape(x._data, **geometry)[1:3]) < 1:
         raise ShapeError(f"{name}: a window of {kernel} does not fit into images {x.shape}")
     return geometry
 
