@@ -53,6 +53,7 @@ Tiles = tuple[int, int, int, int]
 DIRECT, F4X4_3X3, F2X2_3X3, F4X4_5X5, F5X5_2X2, F3X3_4X4 = 0, 1, 2, 3, 4, 5
 STRIDE2_3X3, STRIDE2_4X4 = 6, 7  # 4 x 4 outputs with stride 2: y and dweight
 SPACED_3X3, SPACED_4X4 = 8, 9  # 8 x 8 pixels of dx in such a layer
+FREQUENT = F4X4_3X3, F2X2_3X3, F4X4_5X5  # in well-known networks
 FEWEST, FEWEST_5X5, FEWEST_SMALL, FEWEST_PAIRS = 8, 6, 16, 96  # channels, and pairs of an input and an output channel
 FEWEST_WITH_GROUPS, FEWEST_IN_GROUP = 16, 4
 AMX_CHANNELS, AMX_GRADIENT_CHANNELS, AMX_TILES = 32, 128, 64  # with fewer, vectors are as fast as AMX

@@ -48,7 +48,7 @@ _AT, _G, _BT = ({form: each[i] for form, each in (_FORMS | _SPACED).items()} for
 input_transform = make_transform(_BT)
 normalizing_transform = make_normalizing_transform(_BT[F4X4_3X3])
 weight_transform = make_transform({form: distinct(g) for form, g in _G.items()})
-output_transform = make_output_transform(_AT, frequent=[_AT[F4X4_3X3], _AT[F4X4_5X5]])
+output_transform = make_output_transform(_AT)
 spread_transform = make_transform({form: transposed(_AT[form]) for form in _FORMS})  # for dweight: A dy AT
 gather_transform = make_transform({form: transposed(_G[form]) for form in _FORMS})  # GT dU G
 
@@ -87,9 +87,8 @@ def weight_planes(form: int) -> int:
 
 @helper
 def weight_plane(form: int, k: int) -> int:
-    """Return which plane of U the plane k of V is multiplied by; for k = n^2, the first one."""
+    """Return which plane of U the plane k of V is multiplied by."""
     n, rows = tile_of(form)[2], _ROWS[form]
-    k %= n * n
     return rows[k // n] * _SIDES[form] + rows[k % n]
 
 

@@ -24,6 +24,8 @@ from typing import Any
 from minidl.engine.jit import REGISTERS
 from minidl.kernels.matmul.emitter import Emitter, Offset, Value, instructions
 
+from .choice import FREQUENT
+
 Matrix = list[list[Fraction]]
 Matrices = dict[int, Matrix]  # form (choice.py) -> matrix
 Load = Callable[[int, Value, Offset], Value]  # load X[i][j]: i, the pointer to row i, the offset of column j
@@ -225,19 +227,30 @@ def _parts(matrix: Matrix) -> list[slice]:
     return [slice(begin, end) for begin, end in zip((0, *cuts), (*cuts, rows), strict=True)]
 
 
-def _for_form(e: Emitter, form: Value, matrices: Matrices) -> Iterator[Matrix]:
-    """Yield each different matrix. What the caller writes for a matrix runs if it belongs to the form."""
+def _for_form(e: Emitter, form: Value, matrices: Matrices) -> Iterator[tuple[Matrix, Callable[[Value], Value]]]:
+    """Yield each different matrix. What the caller writes for a matrix runs if it belongs to the form.
+
+    Also yield a function for the integers that the caller uses. For a rare form, it makes them opaque. Otherwise LLVM
+    would compute all addresses of all forms before the loop over the tiles, and keep them in registers. That would take
+    3% of the time of layers with 16 channels.
+    """
     matrix = next(iter(matrices.values()))
     others = {form: other for form, other in matrices.items() if other != matrix}
+    mine = [each for each in matrices if each not in others]
+    found = matrix, e.opaque if set(mine).isdisjoint(FREQUENT) else _unchanged
     if not others:
-        yield matrix
+        yield found
         return
-    belongs = [e.builder.icmp_signed("==", form, e.integer(each)) for each in matrices if each not in others]
+    belongs = [e.builder.icmp_signed("==", form, e.integer(each)) for each in mine]
     with e.builder.if_else(reduce(e.builder.or_, belongs)) as (then, otherwise):
         with then:
-            yield matrix
+            yield found
         with otherwise:
             yield from _for_form(e, form, others)
+
+
+def _unchanged(value: Value) -> Value:
+    return value
 
 
 def make_transform(matrices: Matrices) -> Any:
@@ -258,8 +271,9 @@ def make_transform(matrices: Matrices) -> Any:
         def load(i: int, start: Value, offset: Offset) -> Value:
             return e.load(start, offset)
 
-        for matrix in _for_form(e, form, matrices):
-            _write(e, matrix, load, x, x_row, x_column, rows, columns, zeros, y, y_row, y_column)
+        for matrix, hidden in _for_form(e, form, matrices):
+            _write(e, matrix, load, x, hidden(x_row), hidden(x_column), _hide(e, rows, hidden),
+                   _hide(e, columns, hidden), zeros, y, hidden(y_row), hidden(y_column))  # fmt: skip
 
     return transform
 
@@ -315,13 +329,20 @@ def _column(
     return list(e.when(inside, product, {i: e.filled(0.0) for i in range(len(matrix))}).values())
 
 
+def _hide(e: Emitter, pair: Value, hidden: Callable[[Value], Value]) -> Value:
+    """Apply `hidden` to both integers of a pair."""
+    for k in range(2):
+        pair = e.builder.insert_value(pair, hidden(e.builder.extract_value(pair, k)), k)
+    return pair
+
+
 def _within(e: Emitter, i: int, pair: Value) -> Value:
     """Return whether first <= i < end, for a pair (first, end)."""
     b, (first, end) = e.builder, (e.builder.extract_value(pair, k) for k in range(2))
     return b.and_(b.icmp_signed("<=", first, e.integer(i)), b.icmp_signed("<", e.integer(i), end))
 
 
-def make_output_transform(matrices: Matrices, frequent: list[Matrix]) -> Any:
+def make_output_transform(matrices: Matrices) -> Any:
     """Return a function like make_transform's. It reads all of X from planes, and writes Y to an image y or, if
     `through`, to `patch`.
 
@@ -329,7 +350,6 @@ def make_output_transform(matrices: Matrices, frequent: list[Matrix]) -> Any:
     below `floor` become `floor`. Each step is rounded. bias begins at end[end_at]; scale, shift and floor follow at
     intervals of end_step. The shortcut has the layout of y; if `through`, it is in the patch, after Y.
     A store waits for its cache line, so the lines of the next tile, from y[next_at] on, are prefetched.
-    frequent: the matrices of frequent forms, which have faster code for calls without `finish`
     """
 
     @instructions
@@ -340,7 +360,10 @@ def make_output_transform(matrices: Matrices, frequent: list[Matrix]) -> Any:
     ) -> None:  # fmt: skip
         b, following, x, end = e.builder, e.at(y, next_at), e.at(x, x_at), e.at(end, end_at)
 
-        def write(matrix: Matrix, starts: list[Value], y: Value, other: Value, finished: bool, added: bool) -> None:
+        def write(
+            matrix: Matrix, starts: list[Value], steps: list[Value], y: Value, other: Value, finished: bool, added: bool
+        ) -> None:
+            x_column, y_row, y_column = steps
             bias, scale, shift, floor = (e.load(end, e.times(end_step, i)) for i in range(4))
             middle = [
                 multiply(e, matrix, [e.load(start, e.times(x_column, j)) for start in starts])
@@ -361,15 +384,15 @@ def make_output_transform(matrices: Matrices, frequent: list[Matrix]) -> Any:
                 with no:
                     write(False)
 
-        for matrix in _for_form(e, form, matrices):
-            behind = e.at(patch, e.times(y_row, len(matrix)))
+        for matrix, hidden in _for_form(e, form, matrices):
+            row, *steps = (hidden(step) for step in (x_row, x_column, y_row, y_column))
+            behind = e.at(patch, e.times(steps[1], len(matrix)))
             target, other = (e.at(b.select(through, p, q), y_at) for p, q in ((patch, y), (behind, shortcut)))
-            starts = [e.at(x, e.times(x_row, i)) for i in range(len(matrix[0]))]
-
-            version = partial(write, matrix, starts, target, other)
+            starts = [e.at(x, e.times(row, i)) for i in range(len(matrix[0]))]
+            version = partial(write, matrix, starts, steps, target, other)
             # Four versions without branches: a condition at each row or each vector would cost a fifth of the time.
-            # Less frequent forms have two, to compile less: without `finish`, the steps of the end change nothing.
-            if matrix in frequent:
+            # Rare forms have two, to compile less: without `finish`, the steps of the end change nothing.
+            if hidden is _unchanged:
                 both(finish, lambda finished, version=version: both(adds, partial(version, finished)))  # type: ignore[misc]
             else:
                 both(adds, partial(version, True))

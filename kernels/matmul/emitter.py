@@ -129,6 +129,11 @@ class Emitter:
         kind = ir.FunctionType(pointer.type, [pointer.type])
         return self.builder.call(ir.InlineAsm(kind, "", "=r,0"), [pointer])
 
+    def opaque(self, integer: Value) -> Value:
+        """Return the integer, about which LLVM then knows nothing: it computes nothing from it before this place."""
+        kind = ir.FunctionType(self.int64, [self.int64])
+        return self.builder.call(ir.InlineAsm(kind, "", "=r,0", side_effect=True), [integer])
+
     # -- vectors -----------------------------------------------------------------------------------------
 
     def pointer(self, start: Value, offset: Offset) -> Value:
