@@ -166,7 +166,7 @@ def test_a_shared_layer_and_a_smaller_batch() -> None:
 @pytest.mark.parametrize(
     ("images", "size", "channels", "outputs"), [(8, 32, 16, 32), (32, 16, 32, 16), (72, 8, 64, 64)]
 )
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_kernels_have_the_bits_of_separate_kernels(
     images: int, size: int, channels: int, outputs: int, dtype: str
 ) -> None:
@@ -221,7 +221,7 @@ def test_kernels_have_the_bits_of_separate_kernels(
         ((40, 8, 8, 128), 128, (1, 1), (1, 1)),  # one sum of the weight gradient
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_normalising_any_shape(
     shape: tuple[int, ...], outputs: int, padding: tuple[int, int], dilation: tuple[int, int], dtype: str
 ) -> None:
