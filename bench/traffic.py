@@ -294,6 +294,12 @@ def _direct_weight(pixels: int, block: int, rows: int, outputs: int, groups: int
     ]
 
 
+def _halo(form: int, source: tuple[int, ...]) -> Stream:
+    """Return what Winograd's tiles read again, because their windows overlap."""
+    side, step = forms.window_of(form)
+    return Stream((side**2 / step**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * side * source[2] * source[3])
+
+
 def _winograd(
     form: int, source: tuple[int, ...], target: tuple[int, ...], apart: int, dilation: tuple[int, int]
 ) -> Work:
@@ -302,7 +308,7 @@ def _winograd(
     apart: the layer's groups of channels; `groups` are groups of tiles
     """
     m, _, n = forms.tile_of(form)
-    (side, step), channels, outputs, square = forms.window_of(form), source[3], target[3], n * n
+    channels, outputs, square = source[3], target[3], n * n
     tiles = choice.count_of(source[0], choice.tiles_of(m, *target[1:3], dilation))
     group = planes.group_of(form, channels, outputs, apart, tiles)
     groups, panels, (high, wide) = _up(tiles, group), _up(outputs // apart, NR), tile_size(outputs // apart)
@@ -313,7 +319,6 @@ def _winograd(
     multiply_adds = float(square * tiles * channels * outputs // apart)
     amx = choice.on_amx(channels, outputs, apart, tiles)
     short = apart > 1 and channels // apart <= MOST_PRODUCTS and outputs // apart <= LANES  # U stays in registers
-    halo = Stream((side**2 / step**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * side * source[2] * channels)
     if amx:  # V is read once, and split; M replaces it
         near, strips = FLOAT * square * group * max(channels, outputs), PARTS * group * channels
         return Work(multiply_adds, [
@@ -322,14 +327,14 @@ def _winograd(
             Stream(products, products, near),
             Stream(u * PARTS / FLOAT * groups, u * (1 + PARTS / FLOAT), near + u * PARTS / FLOAT),
             Stream(u * PARTS / FLOAT * groups * (_up(group, SIDE) - 1), 0, strips + PARTS * SIDE * channels),
-            halo,
+            _halo(form, source),
         ], True)  # fmt: skip
     return Work(multiply_adds, [
         Stream(v * _up(outputs // apart, wide), v, near),
         Stream(products, products, near),
         Stream(0 if short else panel * groups * (_up(group, high) - 1), 0, FLOAT * channels // apart * (wide + high)),
         Stream(u * groups, u, near + u),
-        halo,
+        _halo(form, source),
     ])  # fmt: skip
 
 
@@ -338,7 +343,7 @@ def _winograd_weight(
 ) -> Work:
     """Return multiply-adds and traffic of Winograd's weight gradient: dU[k] = V[k]^T @ D[k] for n^2 planes."""
     m, _, n = forms.tile_of(form)
-    (side, step), channels, outputs, square = forms.window_of(form), source[3], target[3], n * n
+    channels, outputs, square = source[3], target[3], n * n
     tiles = choice.count_of(source[0], choice.tiles_of(m, *target[1:3], dilation))
     parts, group = winograd_gradient.gradient_sizes(form, channels, outputs, apart, tiles, dilation)[:2]
     groups, panels = parts * _up(_up(tiles, parts), group), _up(outputs // apart, NR)
@@ -362,5 +367,5 @@ def _winograd_weight(
     return Work(float(square * tiles * channels * outputs // apart), [
         *products,
         Stream(du * (groups - parts), du * groups, near + du),
-        Stream((side**2 / step**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * side * source[2] * channels),
+        _halo(form, source),
     ], amx)  # fmt: skip

@@ -88,6 +88,8 @@ def weight_planes(form: int) -> int:
 @helper
 def weight_plane(form: int, k: int) -> int:
     """Return which plane of U the plane k of V is multiplied by."""
+    if form < STRIDE2_3X3:  # each plane of V has its own; the tables below would slow down small layers
+        return k
     n, rows = tile_of(form)[2], _ROWS[form]
     return rows[k // n] * _SIDES[form] + rows[k % n]
 

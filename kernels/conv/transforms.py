@@ -52,7 +52,7 @@ def matrices(points: list[Fraction], m: int, r: int) -> tuple[Matrix, Matrix, Ma
 
 
 def _side_by_side(m: int, taps: tuple[int, int]) -> tuple[Matrix, ...]:
-    """Return AT, G and BT of two convolutions, each with blocks of its own: AT (2m, n), G (n, both taps), BT (n, n)."""
+    """Return AT (2m, n), G (n, all taps) and BT (n, n) of two convolutions. Each has a block in each matrix."""
     forms = [matrices(POINTS[m + r - 1], m, r) if r > 1 else _no_points(m) for r in taps]
     return tuple(_blocks(*both) for both in zip(*forms, strict=True))
 
@@ -70,7 +70,7 @@ def _blocks(a: Matrix, b: Matrix) -> Matrix:
 
 
 def _placed(matrix: Matrix, columns: list[int]) -> Matrix:
-    """Return the matrix whose column columns[j] is column j of `matrix`, or a sum of such columns; others are 0."""
+    """Return a matrix with column j of `matrix` at columns[j]. Columns at the same place are added; others are 0."""
     placed = [[Fraction(0)] * (max(columns) + 1) for _ in matrix]
     for row, new in zip(matrix, placed, strict=True):
         for value, column in zip(row, columns, strict=True):

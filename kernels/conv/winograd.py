@@ -152,18 +152,17 @@ def _convolve_group(
     narrow = groups == 1 and v_row == lanes(x) and m_row == lanes(x)
     tall = count // TALL_MR * TALL_MR if narrow else 0  # rows for tall_tile
     amx = on_amx(channels, outputs, groups, total) and lanes(x) == LANES
-    shared = weight_planes(form) < n * n  # planes of U
     if amx:
         begin_tiles(SHAPES)
         for k in range(n * n):
             prefetch_part(pixels, following, k, 1, n * n)
             prefetch_part(shortcut, here, k, 1, n * n)
-            u_at = (weight_plane(form, k) if shared else k) * u_plane
+            u_at = weight_plane(form, k) * u_plane
             multiply_plane(count, channels, v, k * v_plane, v_row, u, u_at, begin, stop, m_row, patch)
         end_tiles(SHAPES)
         products, m_plane = v, v_plane
     for k in range(0 if amx else n * n):
-        u_at = (weight_plane(form, k) if shared else k) * u_plane
+        u_at = weight_plane(form, k) * u_plane
         if groups > 1:
             prefetch_part(pixels, following, k, 1, n * n)
             prefetch_part(shortcut, here, k, 1, n * n)
@@ -174,9 +173,8 @@ def _convolve_group(
         while o < stop:
             width = tile_columns(stop - o, x)
             last = o + width == stop  # then the next product begins with the next plane
-            then = (k + 1) % (n * n)
-            next_plane = weight_plane(form, then) if shared else then
-            soon = next_plane * u_plane + begin * channels if last else u_at + (o + width) * channels
+            next_u = weight_plane(form, (k + 1) % (n * n)) * u_plane
+            soon = next_u + begin * channels if last else u_at + (o + width) * channels
             panel, some = k * panels + o // columns, (width + columns - 1) // columns
             prefetch_part(pixels, following, panel, some, n * n * panels)
             prefetch_part(shortcut, here, panel, some, n * n * panels)
