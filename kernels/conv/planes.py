@@ -363,4 +363,5 @@ def weight_from_planes(form: int, parts: int, du: ndarray, part: int, plane: int
     if through:
         for i in range(r):
             for j in range(r):
-                dweight[i, j, c] = patch[(i * r + j) * vector : (i * r + j) * vector + outputs]
+                for o in range(outputs):
+                    dweight[i, j, c, o] = patch[(i * r + j) * vector + o]

@@ -41,11 +41,10 @@ def _finish(bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, re
     """
     pixels, outputs = y.shape
     end = np.empty((3, outputs), y.dtype)
-    end[0], end[1], end[2] = -0.0, 1.0, -0.0
-    if bias.size:
-        end[0] = bias
-    if scale.size:
-        end[1], end[2] = scale, shift
+    for o in range(outputs):
+        end[0, o] = bias[o] if bias.size else -0.0
+        end[1, o] = scale[o] if scale.size else 1.0
+        end[2, o] = shift[o] if scale.size else -0.0
     for part in prange((pixels + ROWS - 1) // ROWS):
         first = np.int64(part) * ROWS  # a prange index is unsigned: Numba would compute unsigned + signed in float64
         for p in range(first, min(pixels, first + ROWS)):

@@ -25,7 +25,7 @@ import numpy as np
 from numba.extending import register_jitable
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, helper, parallel_jit, prange, threads
+from minidl.engine.jit import HAS_AMX, apart_jit, helper, parallel_jit, prange, threads
 from minidl.kernels.matmul.amx import SHAPES, SIDE, begin_tiles, end_tiles, parts_size
 from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
 from minidl.kernels.matmul.product import product_panel, tile_columns
@@ -152,7 +152,7 @@ def _convolve_group(
     narrow = groups == 1 and v_row == lanes(x) and m_row == lanes(x)
     tall = count // TALL_MR * TALL_MR if narrow else 0  # rows for tall_tile
     amx = on_amx(channels, outputs, groups, total) and lanes(x) == LANES
-    if amx:
+    if HAS_AMX and amx:
         begin_tiles(SHAPES)
         for k in range(n * n):
             prefetch_part(pixels, following, k, 1, n * n)
@@ -230,7 +230,7 @@ def _weight_job(
     channels, outputs = (outer, inner) if flip else (inner, outer)
     for number in range(job * groups * blocks // jobs, (job + 1) * groups * blocks // jobs):
         group, block = number // blocks, number % blocks
-        if amx:
+        if HAS_AMX and amx:  # a constant: without AMX, Numba leaves this branch out
             split_weight(form, weight, flip, block, u, u_plane, own)
         else:
             weight_to_planes(form, weight, flip, groups, group, block,

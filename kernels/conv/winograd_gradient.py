@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, helper, parallel_jit, prange, threads
+from minidl.engine.jit import HAS_AMX, apart_jit, helper, parallel_jit, prange, threads
 from minidl.kernels.matmul.amx import SIDE, SQUARE, parts_size
 from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
 from minidl.kernels.matmul.product import product_panel, tile_columns
@@ -225,7 +225,7 @@ def backward_weight(
                                 own[t * each : (t + 1) * each], before)  # fmt: skip
             else:
                 begin, stop, d = t * n * n // tasks, (t + 1) * n * n // tasks, shared[n * n * v_plane :]
-                if amx:
+                if HAS_AMX and amx:
                     add_gradient_planes(begin, stop, channels, outputs, count, first > 0, shared, v_plane, d, d_plane,
                                         du, du_plane, own[t * each : (t + 1) * each])  # fmt: skip
                 else:

@@ -160,10 +160,10 @@ def wide_row(array: ndarray, channels: int) -> int:
 def constants_of(mean: ndarray, scale: ndarray, bias: ndarray) -> ndarray:
     """Return mean, scale and bias, each repeated to a wide row: the constants of gradients_of_block."""
     width = wide_row(mean, mean.size)
+    mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
     constants = np.empty(3 * width, mean.dtype)
-    constants[:width] = repeat(mean, width)
-    constants[width : 2 * width] = repeat(scale, width)
-    constants[2 * width :] = repeat(bias, width)
+    for i in range(width):
+        constants[i], constants[width + i], constants[2 * width + i] = mean[i], scale[i], bias[i]
     return constants
 
 

@@ -98,8 +98,8 @@ def maximum(x: ndarray, out: ndarray, winner: ndarray) -> None:
     outer, n, inner = x.shape
     for o in range(outer):
         best, where = out[o], winner[o]
-        best[:] = x[o, 0]
-        where[:] = 0
+        for i in range(inner):
+            best[i], where[i] = x[o, 0, i], 0
         for k in range(1, n):
             row = x[o, k]
             for i in range(inner):

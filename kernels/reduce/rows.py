@@ -33,7 +33,8 @@ def repeat(values: ndarray, width: int) -> ndarray:
     """Repeat `values` (C,) until they fill a wide row; return the row (width,)."""
     repeated = np.empty(width, values.dtype)
     for start in range(0, width, max(1, values.size)):
-        repeated[start : start + values.size] = values
+        for c in range(values.size):
+            repeated[start + c] = values[c]
     return repeated
 
 
