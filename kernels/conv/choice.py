@@ -31,18 +31,20 @@ with 64 images:
                    30 x 30, 16 -> 32      1.0, 0.8, 1.0         4x4            16 x 16,   8 -> 12     0.8, 0.9, 0.8
                             64 -> 64      0.8, 0.9, 0.9                                  64 -> 64     0.3, 0.4, 0.3
                             20 -> 36      1.1, 1.0, 1.1         2x2            16 x 16,   8 -> 12     1.0, 1.8, 1.0
-                            28 -> 60      0.9, 0.9, 0.9                                  16 -> 32     0.9, 1.1, 0.9
+                            24 -> 40      1.1, 1.0, 1.0                                  16 -> 32     0.9, 1.1, 0.9
                    16 x 16, 64 -> 128     0.7, 0.7, 0.8                                  64 -> 64     0.6, 0.7, 0.7
                           192 -> 192      0.6, 0.6, 0.6         in four groups
                     8 x 8,  64 -> 128     0.6, 0.6, 0.7         3x3, stride 2, 30 x 30,  64 -> 128    1.1, 1.1, 1.0
                                                                 4x4, stride 2, 30 x 30,  64 -> 64     1.0, 0.8, 0.9
 
-So a form is used from 8 channels on (5x5: 6; 2x2: 16; 3x3 with stride 2: 16 for multiples of 16, else 28), for
-FEWEST_PAIRS pairs of channels and more. With groups, it is used from 16 channels on, if each group has at least 4: with
-2, the direct kernel was as fast or faster. It is not used for 3x3 with stride 2 and groups. The form with the fewest
-multiplications is the fastest, or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two columns,
-otherwise F(4x4,3x3). The form does not depend on the number of images. So the result for an image does not depend on
-the other images of its batch, except in the last bits on a CPU with AMX: AMX_TILES tiles or more use it.
+So a form is used from 8 channels on (5x5: 6; 2x2: 16; 3x3 with stride 2: 16 for multiples of 16, else 24), for
+FEWEST_PAIRS pairs of channels and more. (In a net, where x is seldom in the caches, 24 -> 40 with stride 2 takes as
+long as with the direct kernel, which has no prefetches.) With groups, it is used from 16 channels on, if each group has
+at least 4: with 2, the direct kernel was as fast or faster. 3x3 with stride 2 and groups always uses the direct kernel.
+The form with the fewest multiplications is the fastest, or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has
+two rows or two columns, otherwise F(4x4,3x3). The form does not depend on the number of images. So the result for an
+image does not depend on the other images of its batch, except in the last bits on a CPU with AMX: AMX_TILES tiles or
+more use it.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ DIRECT, F4X4_3X3, F2X2_3X3, F4X4_5X5, F5X5_2X2, F3X3_4X4 = 0, 1, 2, 3, 4, 5
 STRIDE2_3X3, STRIDE2_4X4 = 6, 7  # 4 x 4 outputs with stride 2: y and dweight
 SPACED_3X3, SPACED_4X4 = 8, 9  # 8 x 8 pixels of dx in such a layer
 FREQUENT = F4X4_3X3, F2X2_3X3, F4X4_5X5  # in well-known networks
-FEWEST, FEWEST_5X5, FEWEST_SMALL, FEWEST_STRIDED, FEWEST_WITH_GROUPS = 8, 6, 16, 28, 16  # channels
+FEWEST, FEWEST_5X5, FEWEST_SMALL, FEWEST_STRIDED, FEWEST_WITH_GROUPS = 8, 6, 16, 24, 16  # channels
 FEWEST_PAIRS, FEWEST_IN_GROUP = 96, 4  # pairs of an input and an output channel; channels in a group
 AMX_CHANNELS, AMX_GRADIENT_CHANNELS, AMX_TILES = 32, 128, 64  # with fewer, vectors are as fast as AMX
 GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as many multiplications
