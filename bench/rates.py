@@ -68,8 +68,8 @@ def capacity(threads: int) -> tuple[int, int, int]:
 def _make_read(ahead: int) -> Any:
     """Return a loop that reads all vectors and, if `ahead` > 0, prefetches the vectors that many further on.
 
-    In a virtual machine on a Zen 4, reading from memory without prefetches reached 10 or 27 GB/s, depending on the process
-    (probably on its pages of memory); with AHEAD, 27 in each of them.
+    In a virtual machine on a Zen 4, reading from memory without prefetches reached 10 or 27 GB/s, depending on the
+    process (probably on its pages of memory); with AHEAD, 27 in each of them.
     """
 
     @intrinsic
