@@ -30,6 +30,7 @@ from numba.extending import intrinsic
 from minidl.engine import jit as engine
 from minidl.engine.jit import HAS_AMX, VECTOR_BYTES, parallel_jit, prange
 from minidl.kernels.matmul import amx
+from minidl.kernels.matmul.emitter import Emitter
 from minidl.resources import caches
 
 LEVELS = "L1", "L2", "L3", "memory"
@@ -80,7 +81,7 @@ def _make_read(ahead: int) -> Any:
         """
 
         def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-            lanes, word = VECTOR_BYTES // 4, ir.IntType(64)
+            lanes, word, emitter = VECTOR_BYTES // 4, ir.IntType(64), Emitter(context, b, signature.args)
             kind = ir.VectorType(ir.IntType(32), lanes)
             arrays = [context.make_array(k)(context, b, a) for k, a in zip(signature.args, arguments, strict=True)]
             data, to = (b.bitcast(array.data, kind.as_pointer()) for array in arrays)
@@ -91,7 +92,7 @@ def _make_read(ahead: int) -> Any:
                 for i, each in enumerate(sums):
                     place = b.gep(data, [b.add(first, word(i))])
                     if ahead:
-                        _prefetch(b, b.gep(place, [word(ahead)]))
+                        emitter.prefetch(place, ahead, level=1)
                     b.store(b.or_(b.load(each), b.load(place, align=4)), each)
             total = b.load(sums[0])
             for each in sums[1:]:
@@ -104,29 +105,17 @@ def _make_read(ahead: int) -> Any:
     return read
 
 
-def _prefetch(b: ir.IRBuilder, place: Any) -> None:
-    """Begin to load a cache line into L1."""
-    byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
-    function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
-    b.call(function, [b.bitcast(place, byte), flag(0), flag(3), flag(1)])  # to read, keep in L1, data
-
-
 _read, _read_ahead = _make_read(0), _make_read(AHEAD)
 
 
 @parallel_jit
-def _read_often(source: np.ndarray, sink: np.ndarray, times: int) -> None:
+def _read_often(source: np.ndarray, sink: np.ndarray, times: int, prefetched: bool) -> None:
     for thread in prange(sink.shape[0]):
         for _ in range(times):
-            _read(source[thread], sink[thread])
-
-
-@parallel_jit
-def _read_ahead_often(source: np.ndarray, sink: np.ndarray, times: int) -> None:
-    for thread in prange(sink.shape[0]):
-        for _ in range(times):
-            _read_ahead(source[thread], sink[thread])
+            if prefetched:
+                _read_ahead(source[thread], sink[thread])
+            else:
+                _read(source[thread], sink[thread])
 
 
 @parallel_jit
@@ -180,8 +169,8 @@ def loops(threads: int, level: int) -> dict[str, tuple[Callable[[], object], flo
         ways = measure.copies(measure.LARGE, threads)
         moved = {f"copy {name}": way for name, way in ways.items() if name != measure.IN_PLACE}
         return {
-            "read": (lambda: _read_often(whole, sink, 1), float(whole.nbytes)),
-            "read, prefetched": (lambda: _read_ahead_often(whole, sink, 1), float(whole.nbytes)),
+            "read": (lambda: _read_often(whole, sink, 1, False), float(whole.nbytes)),
+            "read, prefetched": (lambda: _read_often(whole, sink, 1, True), float(whole.nbytes)),
             **moved,
         }
     sizes = capacity(threads)
@@ -189,8 +178,8 @@ def loops(threads: int, level: int) -> dict[str, tuple[Callable[[], object], flo
     source, first, second = rows(threads, half), rows(threads, half // 2), rows(threads, half // 2)
     times = max(1, round(PER_TURN / max(1, half)))
     return {
-        "read": (lambda: _read_often(source, sink, times), float(source.nbytes) * times),
-        "read, prefetched": (lambda: _read_ahead_often(source, sink, times), float(source.nbytes) * times),
+        "read": (lambda: _read_often(source, sink, times, False), float(source.nbytes) * times),
+        "read, prefetched": (lambda: _read_often(source, sink, times, True), float(source.nbytes) * times),
         "copy": (lambda: _copy_often(first, second, times), 2.0 * first.nbytes * times),
     }
 

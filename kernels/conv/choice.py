@@ -113,8 +113,6 @@ def winograd_form(
     r, by_two = kernel[0], stride == (2, 2)
     least = FEWEST_5X5 if r == 5 else FEWEST_SMALL if r == 2 else FEWEST
     if r == 3 and by_two:
-        if groups > 1:
-            return DIRECT
         least = FEWEST_SMALL if channels % 16 == 0 and outputs % 16 == 0 else FEWEST_STRIDED
     if groups > 1:
         least = max(FEWEST_WITH_GROUPS, FEWEST_IN_GROUP * groups)
@@ -122,7 +120,7 @@ def winograd_form(
     if few or kernel[1] != r or r < 2 or r > 5:
         return DIRECT
     if by_two:
-        if r == 2 or r == 5 or dilation != (1, 1):
+        if r == 2 or r == 5 or (r == 3 and groups > 1) or dilation != (1, 1):
             return DIRECT
     elif stride != (1, 1):
         return DIRECT
