@@ -1,20 +1,16 @@
 """Compiled convolution. Each function calls one of three kinds of kernels, which README.md and WINOGRAD.md explain:
 
 - direct.py, weight_gradient.py: the sum of the definition, for any geometry;
-- pointwise.py: matrix products on AMX, for kernels of 1 x 1;
+- pointwise.py: matrix products, for kernels of 1 x 1;
 - winograd.py, winograd_gradient.py: fewer multiplications, for some geometries (choice.py decides for which).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from numpy import ndarray
 
-from minidl.engine.jit import HAS_AMX, helper, jit, threads
+from minidl.engine.jit import jit, threads
 from minidl.kernels.matmul import cpu as matmul
-from minidl.kernels.matmul.blocks import LANES
-from minidl.kernels.matmul.tile import lanes
 
 from . import direct, pointwise, weight_gradient, winograd_gradient
 from . import winograd as fast
@@ -32,27 +28,8 @@ def _form(
     return int(form) if winograd else DIRECT
 
 
-def _with_product(
-    size: int, of_product: Callable[..., int], shape: tuple[int, int, int], w_shape: Shape, groups: int, stride: Pair,
-    padding: Pair,
-) -> int:  # fmt: skip
-    """Return `size`, which float64 needs, or what a product of this shape needs where pointwise.py computes it.
-
-    shape: rows, columns, depth
-    """
-    on_amx = pointwise.is_product(w_shape[:2], groups, stride, padding, *shape)
-    return max(size, of_product(*shape)) if on_amx else size
-
-
 def _pixels(x_shape: Shape) -> int:
     return x_shape[0] * x_shape[1] * x_shape[2]
-
-
-@helper
-def _is_product(kernel: Pair, groups: int, stride: Pair, padding: Pair, out: ndarray, depth: int) -> bool:
-    """Return whether out (..., columns), sums of `depth` products, is computed by pointwise.py."""
-    rows, columns = out.size // max(1, out.shape[3]), out.shape[3]
-    return lanes(out) == LANES and pointwise.is_product(kernel, groups, stride, padding, rows, columns, depth)
 
 
 def forward_scratch(
@@ -62,9 +39,9 @@ def forward_scratch(
     form = _form(x_shape, w_shape, groups, stride, padding, dilation, winograd)
     if form != DIRECT:
         return fast.forward_scratch(form, x_shape, w_shape, padding, dilation)
-    size = int(direct.scratch_size(threads(), x_shape, w_shape, False, groups, stride, padding, dilation))
-    product = _pixels(x_shape), w_shape[3], x_shape[3]
-    return _with_product(size, matmul.nn_scratch, product, w_shape, groups, stride, padding)
+    if pointwise.is_product(w_shape, groups, stride, padding):
+        return matmul.nn_scratch(_pixels(x_shape), w_shape[3], x_shape[3])
+    return int(direct.scratch_size(threads(), x_shape, w_shape, False, groups, stride, padding, dilation))
 
 
 def packed_size(
@@ -74,10 +51,9 @@ def packed_size(
     form = _form(x_shape, w_shape, groups, stride, padding, dilation, winograd)
     if form != DIRECT:
         return fast.packed_size(form, x_shape, w_shape, padding, dilation)
-    size = int(direct.packed_size(w_shape, groups, stride, padding, dilation))
-    product = _pixels(x_shape), w_shape[3], x_shape[3]
-    on_amx = pointwise.is_product(w_shape[:2], groups, stride, padding, *product)
-    return max(size + 1, matmul.packed_size(*product)) if on_amx else size  # another form must have another size
+    if pointwise.is_product(w_shape, groups, stride, padding):
+        return matmul.packed_size(_pixels(x_shape), w_shape[3], x_shape[3])
+    return int(direct.packed_size(w_shape, groups, stride, padding, dilation))
 
 
 def backward_input_scratch(
@@ -87,9 +63,9 @@ def backward_input_scratch(
     form = input_form(x_shape[1:3], w_shape[:2], w_shape[3], x_shape[3], stride, padding, dilation, groups)
     if winograd and form != DIRECT:
         return fast.backward_input_scratch(form, x_shape, w_shape, padding, dilation)
-    size = int(direct.scratch_size(threads(), x_shape, w_shape, True, groups, stride, padding, dilation))
-    product = _pixels(x_shape), x_shape[3], w_shape[3]
-    return _with_product(size, matmul.nt_scratch, product, w_shape, groups, stride, padding)
+    if pointwise.is_product(w_shape, groups, stride, padding):
+        return matmul.nt_scratch(_pixels(x_shape), x_shape[3], w_shape[3])
+    return int(direct.scratch_size(threads(), x_shape, w_shape, True, groups, stride, padding, dilation))
 
 
 def backward_weight_scratch(
@@ -99,10 +75,10 @@ def backward_weight_scratch(
     form = _form(x_shape, w_shape, groups, stride, padding, dilation, winograd)
     if form != DIRECT:
         return winograd_gradient.backward_weight_scratch(form, x_shape, w_shape, padding, dilation)
+    if pointwise.is_product(w_shape, groups, stride, padding):
+        return matmul.tn_scratch(x_shape[3], w_shape[3], _pixels(x_shape))
     out = output_size(x_shape, w_shape, stride, padding, dilation)
-    size = int(weight_gradient.scratch_size(threads(), out, x_shape, w_shape, groups, stride, padding, dilation))
-    product = x_shape[3], w_shape[3], _pixels(x_shape)
-    return _with_product(size, matmul.tn_scratch, product, w_shape, groups, stride, padding)
+    return int(weight_gradient.scratch_size(threads(), out, x_shape, w_shape, groups, stride, padding, dilation))
 
 
 @jit
@@ -115,7 +91,7 @@ def forward(
     if winograd and form != DIRECT:
         fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y,
                      fast.no_norms(scratch))  # fmt: skip
-    elif HAS_AMX and _is_product(weight.shape[:2], groups, stride, padding, y, x.shape[3]):
+    elif pointwise.is_product(weight.shape, groups, stride, padding):
         pointwise.forward(x, weight, bias, scale, shift, shortcut, relu, packed, scratch, y)
     else:
         direct.convolve(x, weight, False, bias, scale, shift, shortcut, relu, groups, stride, padding, dilation,
@@ -130,7 +106,7 @@ def backward_input(
     form = input_form(dx.shape[1:3], weight.shape[:2], dy.shape[3], dx.shape[3], stride, padding, dilation, groups)
     if winograd and form != DIRECT:
         fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, fast.no_norms(scratch))
-    elif HAS_AMX and _is_product(weight.shape[:2], groups, stride, padding, dx, dy.shape[3]):
+    elif pointwise.is_product(weight.shape, groups, stride, padding):
         pointwise.backward_input(dy, weight, shortcut, scratch, dx)
     else:
         none = scratch[:0]
@@ -146,7 +122,7 @@ def backward_weight(
     form = winograd_form(dy.shape[1:3], dweight.shape[:2], x.shape[3], dy.shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
         winograd_gradient.backward_weight(form, x, dy, padding, dilation, scratch[:0].reshape(0, 1), scratch, dweight)
-    elif HAS_AMX and _is_product(dweight.shape[:2], groups, stride, padding, dweight, dy.size // dy.shape[3]):
+    elif pointwise.is_product(dweight.shape, groups, stride, padding):
         pointwise.backward_weight(x, dy, scratch, dweight)
     else:
         weight_gradient.backward_weight(x, dy, groups, stride, padding, dilation, scratch, dweight)

@@ -25,7 +25,8 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, helper, parallel_jit, prange
 from minidl.kernels.matmul.blocks import LINE, aligned
-from minidl.kernels.matmul.tile import columns_of, panel, panel_width, panels_of, whole_vectors
+from minidl.kernels.matmul.pack import pack_columns, pack_rows
+from minidl.kernels.matmul.tile import columns_of, lanes, panel, panel_width, panels_of, whole_vectors
 
 from . import geometry
 from .blocks import Cut, block_at, copy_size, cut_into_blocks, gather, place, row_of_outputs
@@ -127,7 +128,7 @@ def _threes(cut: Cut) -> int:
 def _pack(number: int, cut: Cut, products: ndarray, weight: ndarray, backward: bool, packed: ndarray) -> None:
     """Pack the weights of panel `number`, counted over all groups: (products, columns), in the order of `_products`.
 
-    The columns are whole vectors. Beyond the last output, weights are 0.
+    The columns are whole vectors. Beyond the last output, weights have any value.
     """
     layer, v, h, outer = cut.layer, cut.v, cut.h, cut.layer.outer
     if by_channels(layer):
@@ -138,17 +139,51 @@ def _pack(number: int, cut: Cut, products: ndarray, weight: ndarray, backward: b
         each = columns_of(panel, columns, packed)
         width, first = whole_vectors(each, packed), group * outer + panel * panel_width(packed)
         at = _panel_at(cut, group, panel, packed) * v.taps * h.taps * layer.inner
+    packed, whole = packed[at:], 0
+    if h.bundle == 1 and not by_channels(layer):
+        whole = layer.inner // lanes(packed) * lanes(packed) if backward else layer.inner
+        if layer.inner > 1:
+            _pack_channels(whole, cut, products, weight, backward, first, each, width, packed)
+        else:
+            whole = 0
+    if whole == layer.inner:
+        return
     for product in range(products.shape[0]):
         s, t, k = products[product, 0], products[product, 1], products[product, 2]
+        if k < whole:
+            continue
         u, column = v.tap + s * v.tap_step, h.tap + t * h.tap_step
-        row = packed[at : at + width]
+        row = packed[product * width : (product + 1) * width]
         for p in range(h.bundle):
             part = row[p * outer : p * outer + each // h.bundle]
             for j in range(part.size):
                 part[j] = _weight(layer, weight, backward, u, column + p * h.tap_pixel, k, first + j)
         for j in range(each, width):
             row[j] = 0
-        at += width
+
+
+@helper
+def _pack_channels(
+    count: int, cut: Cut, products: ndarray, weight: ndarray, backward: bool, first: int, each: int, width: int,
+    packed: ndarray,
+) -> None:  # fmt: skip
+    """Pack the first `count` input channels of each tap, whole vectors, for the outputs [first, first + each)."""
+    layer, v, h, flat, outputs = cut.layer, cut.v, cut.h, weight.reshape(-1), weight.shape[3]
+    group, column_of_panel = first // layer.outer, first % layer.outer
+    product = 0
+    while count and product < products.shape[0]:  # the products of the taps whose channels alternate (`_products`)
+        taps = 1
+        while product + taps < products.shape[0] and products[product + taps, 2] == 0:
+            taps += 1
+        for i in range(taps):
+            s, t, to = products[product + i, 0], products[product + i, 1], (product + i) * width
+            tap = (v.tap + s * v.tap_step) * layer.kernel[1] + h.tap + t * h.tap_step
+            if backward:
+                at = (tap * layer.outer + column_of_panel) * outputs + group * layer.inner
+                pack_columns(flat, at, outputs, count, each, packed[to:], taps * width)
+            else:
+                pack_rows(flat, tap * layer.inner * outputs + first, outputs, count, each, packed[to:], taps * width)
+        product += taps * layer.inner
 
 
 @helper

@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, helper
 from minidl.kernels.matmul.blocks import LANES, NR
-from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions, prefetch
+from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions, prefetch, prefetch_write
 from minidl.kernels.matmul.pack import pack_columns, pack_rows
 from minidl.kernels.matmul.tile import lanes, line_of
 
@@ -33,6 +33,8 @@ from .forms import (
 )
 from .reference import Pair
 from .sizes import FEW_TILES, GROUP_SIZE, LARGE_U, LEAST_TILES
+
+Range = tuple[int, int, int]  # of a vector: begin, end, size of a part (`prefetch_part`)
 
 # -- sizes -------------------------------------------------------------------------------------------------------
 
@@ -178,24 +180,26 @@ def _inside(size: int, first: int, dilation: int, side: int) -> Pair:
 
 
 @helper
-def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int) -> Pair:
-    """Return which range of `array` some tiles cover, roughly: (offset, size), in numbers.
+def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int, parts: int) -> Range:
+    """Return which range of `array` some tiles cover, roughly, and the size of a part if it is divided into `parts`.
 
     These are `count` tiles, beginning with tile `first`. Tiles are numbered in the order of memory, so they cover about
     count / total of the array. The range is shifted by `ahead` rows of pixels.
     """
-    return array.size // total * first + ahead * array.shape[2] * array.shape[3], array.size // total * count
+    line, begin = line_of(array), array.size // total * first + ahead * array.shape[2] * array.shape[3]
+    size = array.size // total * count
+    return begin, begin + size, (size // line + parts - 1) // parts * line
 
 
 @helper
-def prefetch_part(numbers: ndarray, place: Pair, part: int, count: int, parts: int) -> None:
-    """Divide the range `place` (offset, size) of a vector into parts of equal size, and prefetch `count` of them,
-    beginning with part number `part`."""
-    line = line_of(numbers)
-    each = (place[1] // line + parts - 1) // parts * line
-    begin = place[0] + part * each
-    for at in range(begin, min(begin + count * each, place[0] + place[1], numbers.size), line):
-        prefetch(numbers, at)
+def prefetch_part(numbers: ndarray, place: Range, part: int, count: int, write: bool) -> None:
+    """Prefetch `count` parts of a range of a vector, beginning with part number `part`, to read or write them."""
+    begin = place[0] + part * place[2]
+    for at in range(begin, min(begin + count * place[2], place[1], numbers.size), line_of(numbers)):
+        if write:
+            prefetch_write(numbers, at)
+        else:
+            prefetch(numbers, at)
 
 
 @apart_jit

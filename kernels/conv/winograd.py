@@ -48,7 +48,7 @@ from .planes import (
 )
 from .reference import Pair, output_size
 from .short import MOST_PRODUCTS, short_tile
-from .sizes import KC_5X5, WINOGRAD_SERIAL
+from .sizes import KC_5X5, MOST_WAITING, WINOGRAD_SERIAL
 from .tall import TALL_MR, tall_tile
 from .winograd_amx import multiply_plane, split_weight, weight_memory
 
@@ -133,8 +133,8 @@ def _convolve_group(
     u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, begin: int,
     stop: int, y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
-    """Compute the outputs [begin, stop) of y for `count` tiles, beginning with tile `first`. Prefetch the pixels that
-    the next `more` tiles read."""
+    """Compute the outputs [begin, stop) of y for `count` tiles, beginning with tile `first`. Between the products,
+    prefetch the pixels that the next `more` tiles read, and those of y."""
     _, r, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     v = own[: n * n * v_plane]
@@ -145,18 +145,21 @@ def _convolve_group(
     v_row, m_row = row_of(channels), row_of(outputs)
     to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_row, 0, patch, zeros, norms.before)
     columns, kc = panel_width(x), KC_5X5 if form == F4X4_5X5 else channels
-    total = count_of(x.shape[0], tiles)
-    following = pixels_of(x, first + count, more, total, r - 1 - padding[0])
-    here = pixels_of(y, first, count if shortcut.size else 0, total, 0)
-    pixels, panels = x.reshape(-1), (outputs + columns - 1) // columns
+    total, panels = count_of(x.shape[0], tiles), (outputs + columns - 1) // columns
+    parts = n * n * panels  # one of each range is prefetched beside each product
+    following = pixels_of(x, first + count, more, total, r - 1 - padding[0], parts)
+    added = pixels_of(y, first, count if shortcut.size else 0, total, 0, parts)
+    waits = channels <= MOST_WAITING and stop - begin == outputs
+    written = pixels_of(y, first, count if waits else 0, total, 0, parts)
+    pixels, results = x.reshape(-1), y.reshape(-1)
     narrow = groups == 1 and v_row == lanes(x) and m_row == lanes(x)
     tall = count // TALL_MR * TALL_MR if narrow else 0  # rows for tall_tile
     amx = on_amx(channels, outputs, groups, total) and lanes(x) == LANES
     if HAS_AMX and amx:
         begin_tiles(SHAPES)
         for k in range(n * n):
-            prefetch_part(pixels, following, k, 1, n * n)
-            prefetch_part(shortcut, here, k, 1, n * n)
+            prefetch_part(pixels, following, k * panels, panels, False)
+            prefetch_part(shortcut, added, k * panels, panels, False)
             u_at = weight_plane(form, k) * u_plane
             multiply_plane(count, channels, v, k * v_plane, v_row, u, u_at, begin, stop, m_row, patch)
         end_tiles(SHAPES)
@@ -164,8 +167,8 @@ def _convolve_group(
     for k in range(0 if amx else n * n):
         u_at = weight_plane(form, k) * u_plane
         if groups > 1:
-            prefetch_part(pixels, following, k, 1, n * n)
-            prefetch_part(shortcut, here, k, 1, n * n)
+            prefetch_part(pixels, following, k * panels, panels, False)
+            prefetch_part(shortcut, added, k * panels, panels, False)
             _multiply_groups(count, channels, outputs, groups, kc, v, k * v_plane, v_row, u, u_at,
                              products, k * m_plane, m_row)  # fmt: skip
             continue
@@ -176,8 +179,9 @@ def _convolve_group(
             next_u = weight_plane(form, (k + 1) % (n * n)) * u_plane
             soon = next_u + begin * channels if last else u_at + (o + width) * channels
             panel, some = k * panels + o // columns, (width + columns - 1) // columns
-            prefetch_part(pixels, following, panel, some, n * n * panels)
-            prefetch_part(shortcut, here, panel, some, n * n * panels)
+            prefetch_part(pixels, following, panel, some, False)
+            prefetch_part(shortcut, added, panel, some, False)
+            prefetch_part(results, written, panel, some, True)
             for t in range(0, tall, TALL_MR):
                 tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, u_at, columns,
                           products, k * m_plane + t * m_row, m_row)  # fmt: skip

@@ -20,7 +20,7 @@ from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .choice import F4X4_5X5, Tiles, count_of, gradient_on_amx, tiles_of
 from .forms import stride_of, tile_of
-from .planes import pixels_of, plane_of, prefetch_part, round_up, row_of, to_planes, weight_from_planes
+from .planes import Range, pixels_of, plane_of, prefetch_part, round_up, row_of, to_planes, weight_from_planes
 from .reference import Pair, output_size
 from .sizes import TILES_5X5
 from .tall import TALL_MR, tall_tile_side_by_side
@@ -110,7 +110,7 @@ def _add_groups(
 
 @apart_jit
 def _gradient_products(
-    begin: int, end: int, planes: int, x: ndarray, dy: ndarray, groups: int, x_next: Pair, dy_next: Pair, count: int,
+    begin: int, end: int, planes: int, x: ndarray, dy: ndarray, groups: int, x_next: Range, dy_next: Range, count: int,
     kc: int, accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
     """Compute dU[k] = V[k]^T @ D[k] for begin <= k < end: sums over `count` tiles, kc tiles at a time. If `accumulate`,
@@ -127,8 +127,8 @@ def _gradient_products(
     pixels, gradients = x.reshape(-1), dy.reshape(-1)
     for k in range(begin, end):
         if groups > 1:
-            prefetch_part(pixels, x_next, k, 1, planes)
-            prefetch_part(gradients, dy_next, k, 1, planes)
+            prefetch_part(pixels, x_next, k * panels, panels, False)
+            prefetch_part(gradients, dy_next, k * panels, panels, False)
             _add_groups(channels, outputs, groups, count, kc, accumulate, v, k * v_plane, d, k * d_plane,
                         du, k * du_plane)  # fmt: skip
             continue
@@ -138,8 +138,8 @@ def _gradient_products(
             d_next = k * d_plane + _column(o + columns, d_block, v_tiles)
             width = tile_columns(outputs - o, v)
             panel, some_panels = k * panels + o // columns, (width + columns - 1) // columns
-            prefetch_part(pixels, x_next, panel, some_panels, planes * panels)
-            prefetch_part(gradients, dy_next, panel, some_panels, planes * panels)
+            prefetch_part(pixels, x_next, panel, some_panels, False)
+            prefetch_part(gradients, dy_next, panel, some_panels, False)
             for first in range(0, channels, v_block):
                 v_at, du_at = k * v_plane + first * v_tiles, k * du_plane + first * row + o
                 some = min(v_block, channels - first)
@@ -166,16 +166,18 @@ def _gradient_part(
 ) -> None:  # fmt: skip
     """Compute one partial sum of all planes: du[k] = V[k]^T @ D[k] for the tiles `begin` to `end` - 1."""
     _, r, n = tile_of(form)
-    total = count_of(x.shape[0], tiles)
+    total, columns = count_of(x.shape[0], tiles), panel_width(x)
+    parts = n * n * ((dy.shape[3] + columns - 1) // columns)  # of what is prefetched: one beside each product
     v, d = own[: n * n * v_plane], own[n * n * v_plane : n * n * (v_plane + d_plane)]
     patch = own[n * n * (v_plane + d_plane) :]
     for first in range(begin, end, group):
         count = min(group, end - first)
         _gradient_tiles(form, x, dy, groups, tiles, padding, first, count, 0, v, v_plane, d, d_plane, patch, before)
         more = min(group, end - first - count)
-        x_next = pixels_of(x, first + count, more, total, r - 1 - padding[0])
-        _gradient_products(0, n * n, n * n, x, dy, groups, x_next, pixels_of(dy, first + count, more, total, 0),
-                           count, count, first > begin, v, v_plane, d, d_plane, du, du_plane)  # fmt: skip
+        x_next = pixels_of(x, first + count, more, total, r - 1 - padding[0], parts)
+        dy_next = pixels_of(dy, first + count, more, total, 0, parts)
+        _gradient_products(0, n * n, n * n, x, dy, groups, x_next, dy_next, count, count, first > begin,
+                           v, v_plane, d, d_plane, du, du_plane)  # fmt: skip
 
 
 @parallel_jit
@@ -229,9 +231,9 @@ def backward_weight(
                     add_gradient_planes(begin, stop, channels, outputs, count, first > 0, shared, v_plane, d, d_plane,
                                         du, du_plane, own[t * each : (t + 1) * each])  # fmt: skip
                 else:
-                    # (0, 0): no prefetch, since it is not known which thread will read the next tiles.
+                    nothing = 0, 0, 0  # to prefetch: it is not known which thread will read the next tiles
                     kc = TILES_5X5 if form == F4X4_5X5 else count
-                    _gradient_products(begin, stop, n * n, x, dy, groups, (0, 0), (0, 0), count, kc, first > 0,
+                    _gradient_products(begin, stop, n * n, x, dy, groups, nothing, nothing, count, kc, first > 0,
                                        shared, v_plane, d, d_plane, du, du_plane)  # fmt: skip
 
 
