@@ -135,15 +135,11 @@ def work(name: str, arguments: Mapping[str, Any], distances: Mapping[str, float]
     if op == "matmul":
         rows, columns = shapes["out"]
         depth = shapes["a"][0 if name == "matmul.tn" else 1]
-        amx = uses_amx(rows, columns, depth)
-        if amx:
-            more = product_on_amx(rows, columns, depth, threads, "packed" in arrays)
-        else:
-            more = product(rows, columns, depth, threads, name.removeprefix("matmul."), "packed" in arrays)
-        return Work(float(rows * columns * depth), streams + more, amx)
+        inside = _matmul(kernel, rows, columns, depth, threads, "packed" in arrays)
+        return inside._replace(streams=streams + inside.streams)
     if op.startswith("conv") and "batch_norm" not in kernel:
         inside = _convolution(kernel, shapes, arguments, threads)
-        return Work(inside.multiply_adds, streams + inside.streams, inside.on_amx)
+        return inside._replace(streams=streams + inside.streams)
     return Work(0.0, streams)
 
 
@@ -154,6 +150,14 @@ def _up(x: float, step: int) -> int:
 def tile_size(columns: int) -> tuple[int, int]:
     """Return the rows and columns of a tile of kernels/matmul/product.py, for an output with this many columns."""
     return (HEIGHTS_OF_TWO[0], PANELS * NR) if PANELS == 2 and columns > NR else (PRODUCT_MR, NR)
+
+
+def _matmul(form: str, rows: int, columns: int, depth: int, threads: int, packed: bool) -> Work:
+    """Return the multiply-adds of a product, and what it moves within the call; form and packed: see product."""
+    amx = uses_amx(rows, columns, depth)
+    if amx:
+        return Work(float(rows * columns * depth), product_on_amx(rows, columns, depth, threads, packed), True)
+    return Work(float(rows * columns * depth), product(rows, columns, depth, threads, form, packed))
 
 
 def product(
@@ -213,7 +217,9 @@ def _convolution(
     channels, outputs = source[3], target[3]
     where = target[1:3], weight[:2], channels, outputs, stride
     if backward:
-        form = choice.input_form(*where, arguments["padding"], dilation, groups)
+        form = choice.input_form(target[0], *where, arguments["padding"], dilation, groups)
+    elif kernel == "backward_weight":
+        form = choice.gradient_form(target[0], *where, dilation, groups)
     else:
         form = choice.winograd_form(*where, dilation, groups)
     if arguments["winograd"] and form != choice.DIRECT:
@@ -224,9 +230,10 @@ def _convolution(
     out = output_size(x, weight, stride, arguments["padding"], dilation)
     pixels = images * out[0] * out[1]  # of y: each of them has a product with each weight
     multiply_adds = float(pixels * math.prod(weight))
-    matrices = (*weight[2:], pixels) if kernel == "backward_weight" else (pixels, outputs, channels)
-    if pointwise.is_product(weight[:2], groups, stride, arguments["padding"], *matrices):
-        return Work(multiply_adds, product_on_amx(*matrices, threads, "packed" in shapes), True)
+    if pointwise.is_product(weight, groups, stride, arguments["padding"]):
+        if kernel == "backward_weight":
+            return _matmul("tn", channels, outputs, pixels, threads, False)
+        return _matmul("nt" if backward else "nn", pixels, outputs, channels, threads, "packed" in shapes)
     if kernel == "backward_weight":
         block = max(1, sizes.WEIGHT_KC // stride[1])
         moved = _direct_weight(pixels, block, math.prod(weight[:3]), weight[3], groups, math.prod(source))

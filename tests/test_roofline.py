@@ -67,19 +67,21 @@ def test_a_product_on_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     assert roofline.seconds_of(work, one._replace(tiles=0.0))[roofline.ARITHMETIC] == 128 * 512 * 512 / one.fma
 
 
+@pytest.mark.parametrize("amx", [False, True])
 @pytest.mark.parametrize("kernel", ["forward", "backward_input", "backward_weight"])
-def test_a_convolution_of_1x1_on_amx_is_a_product(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic.pointwise, "is_product", lambda *_: True)
+def test_a_convolution_of_1x1_is_a_product(kernel: str, amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "uses_amx", lambda *_: amx)
     x, y, weight = (4, 8, 8, 128), (4, 8, 8, 512), (1, 1, 128, 512)
     roles = {"forward": dict(x=x, weight=weight, y=y), "backward_input": dict(dy=y, weight=weight, dx=x),
              "backward_weight": dict(x=x, dy=y, dweight=weight)}[kernel]  # fmt: skip
     options = {"groups": 1, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "winograd": True}
     given = {**options, **arrays(**roles)}
     work = traffic.work(f"conv.{kernel}", given, far(given), 1)
-    rows, columns, depth = {"forward": (256, 512, 128), "backward_input": (256, 128, 512),
-                            "backward_weight": (128, 512, 256)}[kernel]  # fmt: skip
-    assert work.multiply_adds == rows * columns * depth and work.on_amx
-    assert work.streams[-3:] == traffic.product_on_amx(rows, columns, depth, 1)
+    form, *sizes = {"forward": ("nn", 256, 512, 128), "backward_input": ("nt", 256, 128, 512),
+                    "backward_weight": ("tn", 128, 512, 256)}[kernel]  # fmt: skip
+    assert work.multiply_adds == 256 * 512 * 128 and work.on_amx == amx
+    expected = traffic.product_on_amx(*sizes, 1) if amx else traffic.product(*sizes, 1, form)
+    assert work.streams[3:] == expected
 
 
 def test_a_product() -> None:

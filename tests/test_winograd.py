@@ -241,10 +241,10 @@ def test_the_rule_that_selects_a_form() -> None:
     assert winograd_form((16, 16), three, 16, 16, two, one, 1) == STRIDE2_3X3
     assert winograd_form((16, 16), three, 24, 40, two, one, 1) == STRIDE2_3X3
     assert winograd_form((16, 16), (4, 4), 8, 16, two, one, 1) == STRIDE2_4X4
-    assert input_form((32, 32), three, 16, 16, two, one, one, 1) == SPACED_3X3
-    assert input_form((31, 32), (4, 4), 16, 8, two, (3, 1), one, 1) == SPACED_4X4
-    assert input_form((32, 32), three, 16, 16, two, (0, 1), one, 1) == DIRECT  # even padding
-    assert input_form((32, 32), three, 16, 16, one, (0, 0), one, 1) == F4X4_3X3
+    assert input_form(9, (32, 32), three, 16, 16, two, one, one, 1) == SPACED_3X3
+    assert input_form(9, (31, 32), (4, 4), 16, 8, two, (3, 1), one, 1) == SPACED_4X4
+    assert input_form(9, (32, 32), three, 16, 16, two, (0, 1), one, 1) == DIRECT  # even padding
+    assert input_form(9, (32, 32), three, 16, 16, one, (0, 0), one, 1) == F4X4_3X3
     for out, kernel, channels, stride, dilation, groups in (
         ((32, 32), three, 7, one, one, 1),
         ((14, 14), five, 5, one, one, 1),

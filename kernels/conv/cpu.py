@@ -14,7 +14,7 @@ from minidl.kernels.matmul import cpu as matmul
 
 from . import direct, pointwise, weight_gradient, winograd_gradient
 from . import winograd as fast
-from .choice import DIRECT, input_form, winograd_form
+from .choice import DIRECT, gradient_form, input_form, winograd_form
 from .reference import Pair, Shape, output_size
 from .reference import __all__ as __all__
 
@@ -22,7 +22,7 @@ from .reference import __all__ as __all__
 def _form(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    """Return the form that computes y and dweight."""
+    """Return the form of y."""
     out = output_size(x_shape, w_shape, stride, padding, dilation)
     form = winograd_form(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
     return int(form) if winograd else DIRECT
@@ -60,7 +60,7 @@ def backward_input_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
     """Return the number of elements of backward_input's scratch."""
-    form = input_form(x_shape[1:3], w_shape[:2], w_shape[3], x_shape[3], stride, padding, dilation, groups)
+    form = input_form(x_shape[0], x_shape[1:3], w_shape[:2], w_shape[3], x_shape[3], stride, padding, dilation, groups)
     if winograd and form != DIRECT:
         return fast.backward_input_scratch(form, x_shape, w_shape, padding, dilation)
     if pointwise.is_product(w_shape, groups, stride, padding):
@@ -72,12 +72,12 @@ def backward_weight_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
     """Return the number of elements of backward_weight's scratch."""
-    form = _form(x_shape, w_shape, groups, stride, padding, dilation, winograd)
-    if form != DIRECT:
+    out = output_size(x_shape, w_shape, stride, padding, dilation)
+    form = gradient_form(x_shape[0], out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
+    if winograd and form != DIRECT:
         return winograd_gradient.backward_weight_scratch(form, x_shape, w_shape, padding, dilation)
     if pointwise.is_product(w_shape, groups, stride, padding):
         return matmul.tn_scratch(x_shape[3], w_shape[3], _pixels(x_shape))
-    out = output_size(x_shape, w_shape, stride, padding, dilation)
     return int(weight_gradient.scratch_size(threads(), out, x_shape, w_shape, groups, stride, padding, dilation))
 
 
@@ -103,7 +103,8 @@ def backward_input(
     dy: ndarray, weight: ndarray, shortcut: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: ndarray, dx: ndarray,
 ) -> None:  # fmt: skip
-    form = input_form(dx.shape[1:3], weight.shape[:2], dy.shape[3], dx.shape[3], stride, padding, dilation, groups)
+    shape, kernel = dx.shape, weight.shape[:2]
+    form = input_form(shape[0], shape[1:3], kernel, dy.shape[3], shape[3], stride, padding, dilation, groups)
     if winograd and form != DIRECT:
         fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, fast.no_norms(scratch))
     elif pointwise.is_product(weight.shape, groups, stride, padding):
@@ -119,7 +120,8 @@ def backward_weight(
     x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
-    form = winograd_form(dy.shape[1:3], dweight.shape[:2], x.shape[3], dy.shape[3], stride, dilation, groups)
+    shape, kernel = dy.shape, dweight.shape[:2]
+    form = gradient_form(shape[0], shape[1:3], kernel, x.shape[3], shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
         winograd_gradient.backward_weight(form, x, dy, padding, dilation, scratch[:0].reshape(0, 1), scratch, dweight)
     elif pointwise.is_product(dweight.shape, groups, stride, padding):

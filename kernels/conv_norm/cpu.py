@@ -12,7 +12,7 @@ from minidl.engine.jit import helper, jit
 
 from ..conv import winograd as fast
 from ..conv import winograd_gradient
-from ..conv.choice import F4X4_3X3, winograd_form
+from ..conv.choice import F4X4_3X3, gradient_form
 from ..conv.reference import Pair, Shape, output_size
 from ..conv.winograd import Norms
 from ..matmul.blocks import LANES
@@ -26,7 +26,7 @@ def adds_up(images: int, out: Pair, w_shape: Shape, groups: int, stride: Pair, d
 
     With w_shape (kh, kw, O, C), return whether backward_input can compute those of dx (images, *out, C).
     """
-    form = winograd_form(out, w_shape[:2], w_shape[2], w_shape[3], stride, dilation, groups)
+    form = gradient_form(images, out, w_shape[:2], w_shape[2], w_shape[3], stride, dilation, groups)
     return winograd and groups == 1 and fast.adds_up(form, images, out, w_shape[2], w_shape[3], dilation)
 
 
@@ -35,7 +35,7 @@ def normalizes(
 ) -> bool:
     """Return whether `forward` and backward_weight can normalise x."""
     out, (channels, outputs) = output_size(x_shape, w_shape, stride, padding, dilation), w_shape[2:]
-    form = winograd_form(out, w_shape[:2], channels, outputs, stride, dilation, groups)
+    form = gradient_form(x_shape[0], out, w_shape[:2], channels, outputs, stride, dilation, groups)
     return bool(winograd and groups == 1 and form == F4X4_3X3 and channels % LANES == 0)
 
 
