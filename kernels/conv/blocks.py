@@ -12,6 +12,7 @@ from typing import NamedTuple
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, helper
+from minidl.kernels.matmul.blocks import MR
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.tile import MOST_VECTORS, lanes, whole_vectors
 
@@ -74,9 +75,12 @@ def row_of_outputs(layer: Layer, bundle: int, array: ndarray) -> int:
 
 @helper
 def cut_into_blocks(
-    layer: Layer, v: Axis, h: Axis, batch: int, in_place: bool, gap: int, pixels: int, array: ndarray
+    layer: Layer, v: Axis, h: Axis, batch: int, in_place: bool, gap: int, pixels: int, tasks: int, array: ndarray
 ) -> Cut:
-    """Cut a pass into blocks of up to `pixels` outputs, but at least one row of outputs each; gap: as in copy_size."""
+    """Cut a pass into blocks of up to `pixels` outputs, but at least one row of outputs each; gap: as in copy_size.
+
+    tasks: among which the blocks are divided evenly; 0: a block has as many images as possible
+    """
     pixel, channel = layer.groups * layer.inner, 1
     if by_channels(layer):
         if layer.inner * layer.outer > 1:  # else each number of x is already in its output's lane
@@ -91,10 +95,28 @@ def cut_into_blocks(
         rows -= 1
     if rows < v.pixels:
         rows = ceildiv(v.pixels, ceildiv(v.pixels, rows))
-    elif not in_place:
-        images = max(1, min(batch, pixels // (rows * h.pixels), MAX_COPY // (span(v, rows) * line)))
+    else:
+        images = max(1, min(batch, pixels // (rows * h.pixels)))
+        if not in_place:
+            images = max(1, min(images, MAX_COPY // (span(v, rows) * line)))
+        if tasks > 0:
+            images = _images_of_block(batch, images, rows * h.pixels, tasks)
     lines, blocks = v.source if in_place else span(v, rows), ceildiv(batch, images) * ceildiv(v.pixels, rows)
     return Cut(layer, v, h, batch, blocks, images, rows, in_place, lines, columns, pixel, channel)
+
+
+@helper
+def _images_of_block(batch: int, most: int, pixels: int, tasks: int) -> int:
+    """Return how many images, at most `most`, a block should have, so that the task with the most tiles has few.
+
+    pixels: of an image. The last tile of a block is seldom full. A block costs about a quarter of a tile.
+    """
+    best, least = most, 0
+    for images in range(most, 0, -1):
+        cost = ceildiv(ceildiv(batch, images), tasks) * (4 * ceildiv(images * pixels, MR) + 1)
+        if cost < least or images == most:
+            best, least = images, cost
+    return best
 
 
 @helper

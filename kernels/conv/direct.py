@@ -24,7 +24,7 @@ import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, helper, parallel_jit, prange
-from minidl.kernels.matmul.blocks import LINE, aligned
+from minidl.kernels.matmul.blocks import LINE, MR, aligned
 from minidl.kernels.matmul.pack import pack_columns, pack_rows
 from minidl.kernels.matmul.tile import columns_of, lanes, panel, panel_width, panels_of, whole_vectors
 
@@ -45,7 +45,7 @@ from .geometry import (
 from .line import line_panel, threes_of
 from .reference import Pair, Shape
 from .rows import fill_end, spread_rows
-from .sizes import CHUNK, KC, MAX_BUNDLE, MC, NR, SERIAL
+from .sizes import CHUNK, FEWEST_PIXELS, KC, MAX_BUNDLE, MC, NR, SERIAL
 
 
 @helper
@@ -336,10 +336,16 @@ def _cut(remainder: int, bundle: int, tasks: int, layer: Layer, source: ndarray,
             h = geometry.gradient_bundles(layer, 1, out_wide, wide, bundle)
     else:
         v, h = forward_axis(layer, 0, high, out_high, 1), forward_axis(layer, 1, wide, out_wide, bundle)
+    v = geometry.trimmed(v)
+    if bundle == 1:
+        h = geometry.trimmed(h)
     contiguous = layer.groups == 1 or v.taps * h.taps == 1  # neighbouring taps are adjacent in the source
     in_place = contiguous and not by_channels(layer) and geometry.inside(v) and geometry.inside(h)
-    pixels = min(MC, max(8, batch * v.pixels * h.pixels // (4 * tasks)))
-    return cut_into_blocks(layer, v, h, batch, in_place, 0, pixels, source)
+    total = batch * v.pixels * h.pixels
+    pixels = total // (4 * tasks)
+    if pixels < FEWEST_PIXELS:
+        pixels = ceildiv(ceildiv(total, tasks), MR) * MR
+    return cut_into_blocks(layer, v, h, batch, in_place, 0, min(MC, pixels), tasks, source)
 
 
 @helper

@@ -190,6 +190,22 @@ def bundle_of(layer: Layer, backward: bool, size: int, out: int, array: ndarray)
 
 
 @helper
+def trimmed(axis: Axis) -> Axis:
+    """Return the axis without the taps at its ends that read only beyond the ends of the source; one tap remains.
+
+    With 3 taps and padding, for example, only one of them reads an image of one pixel. `bundle` must be 1.
+    """
+    first, last, offset = 0, axis.taps, axis.offset
+    while last - first > 1 and offset + first * axis.spacing + (axis.pixels - 1) * axis.step < 0:
+        first += 1
+    while last - first > 1 and offset + (last - 1) * axis.spacing >= axis.source:
+        last -= 1
+    offset, tap = offset + first * axis.spacing, axis.tap + first * axis.tap_step
+    return Axis(axis.source, axis.out, axis.pixels, axis.first, axis.stride, axis.step, offset, axis.spacing,
+                last - first, tap, axis.tap_step, 1, axis.rest, axis.tap_pixel)  # fmt: skip
+
+
+@helper
 def span(axis: Axis, outputs: int) -> int:
     """Return the length, in pixels, of the range of the source that this many neighbouring outputs read."""
     return (outputs - 1) * axis.step + (axis.taps - 1) * axis.spacing + 1

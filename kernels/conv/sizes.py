@@ -14,6 +14,7 @@ TILES_5X5 = 32  # tiles that the weight gradient of F(4x4,5x5) sums in one go, i
 WEIGHT_KC = 256  # like MC, for a block of the direct weight gradient; divided by the horizontal stride
 
 CHUNK = 128  # about as many pixels' sums are computed together for each panel, while the pixels are in L1 or L2
+FEWEST_PIXELS = 64  # in a block, if a task has several: each block reads all weights, and its last tile is seldom full
 MAX_BUNDLE = 8  # at most this many pixels are computed as one (geometry.py): the window of a long bundle has many zeros
 MAX_COPY = 48 * 1024  # a block's copy has at most this many numbers, unless one output row needs more: it stays in L2
 MAX_PIECE = 96 * 1024  # about this many numbers of dweight are summed at a time: they stay in L2

@@ -103,7 +103,7 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
     gap = lanes(x) if layer.inner % 64 == 0 else 0  # without this gap, pixels would share few sets of L1
     in_place = not across and inside(v) and inside(h)
     pixels = WEIGHT_KC // layer.stride[1]  # with a stride, a block of as many pixels reads more of x
-    cut = cut_into_blocks(part, v, h, x.shape[0], in_place, gap, pixels, x)
+    cut = cut_into_blocks(part, v, h, x.shape[0], in_place, gap, pixels, 0, x)
 
     # dy is read in place, or copied into panels if these use fewer cache lines and the copy saves more than it costs.
     few = across or rows * h.taps * layer.inner <= MAX_UNPACKED or outputs <= panel_width(x)
