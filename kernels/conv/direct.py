@@ -25,8 +25,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, helper, parallel_jit, prange
 from minidl.kernels.matmul.blocks import LINE, MR, aligned
-from minidl.kernels.matmul.pack import pack_columns, pack_rows
-from minidl.kernels.matmul.tile import columns_of, lanes, panel, panel_width, panels_of, whole_vectors
+from minidl.kernels.matmul.tile import columns_of, panel, panel_width, panels_of, whole_vectors
 
 from . import geometry
 from .blocks import Cut, block_at, copy_size, cut_into_blocks, gather, place, row_of_outputs
@@ -42,7 +41,8 @@ from .geometry import (
     layer_of,
     whole_bundles,
 )
-from .line import line_panel, threes_of
+from .line import line_panel
+from .packing import count_of_threes, pack, panel_at, products_of
 from .reference import Pair, Shape
 from .rows import fill_end, spread_rows
 from .sizes import CHUNK, FEWEST_PIXELS, KC, MAX_BUNDLE, MC, NR, SERIAL
@@ -79,111 +79,6 @@ def scratch_size(
     products = x_shape[0] * x_shape[1] * x_shape[2] * w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3]
     tasks = threads if products > SERIAL * stride[0] * stride[1] else 1
     return _packed_size(layer) + tasks * _task_memory(layer, x_shape[2])
-
-
-@helper
-def _weight(layer: Layer, weight: ndarray, backward: bool, u: int, v: int, k: int, o: int) -> float:
-    """Return the weight at (u, v) from input channel k of a group to output channel o; 0 if there is no column v."""
-    if v < 0 or v >= weight.shape[1]:
-        return weight.dtype.type(0)
-    if backward:
-        return weight[u, v, o % layer.outer, o // layer.outer * layer.inner + k]
-    return weight[u, v, k, o]
-
-
-@helper
-def _panel_at(cut: Cut, group: int, number: int, array: ndarray) -> int:
-    """Return how many columns precede this panel of a group, if each group is rounded up to whole vectors."""
-    return group * whole_vectors(cut.h.bundle * cut.layer.outer, array) + number * panel_width(array)
-
-
-@helper
-def _products(cut: Cut, lined: bool) -> ndarray:
-    """Return the order of the products of a sum: for each of them, the line and the column of taps, and the channel.
-
-    The channels of a tap follow one another or, if line.py computes pixels (`lined`), the taps of a group do.
-    """
-    taps, threes = cut.h.taps, threes_of(cut.h.taps)
-    threes, twos, ones = (threes, (taps - 3 * threes) // 2, 0) if lined else (0, 0, taps)
-    found = np.empty((cut.v.taps * taps * cut.layer.inner, 3), np.int64)
-    number, first = 0, 0
-    for size, groups in ((3, threes), (2, twos), (1, ones)):
-        for s in range(cut.v.taps):
-            for group in range(groups):
-                for k in range(cut.layer.inner):
-                    for t in range(first + group * size, first + (group + 1) * size):
-                        found[number, 0], found[number, 1], found[number, 2] = s, t, k
-                        number += 1
-        first += groups * size
-    return found
-
-
-@helper
-def _threes(cut: Cut) -> int:
-    """Return how many products belong to groups of 3 taps (line.py): these are the first ones."""
-    return cut.v.taps * 3 * threes_of(cut.h.taps) * cut.layer.inner
-
-
-@apart_jit
-def _pack(number: int, cut: Cut, products: ndarray, weight: ndarray, backward: bool, packed: ndarray) -> None:
-    """Pack the weights of panel `number`, counted over all groups: (products, columns), in the order of `_products`.
-
-    The columns are whole vectors. Beyond the last output, weights have any value.
-    """
-    layer, v, h, outer = cut.layer, cut.v, cut.h, cut.layer.outer
-    if by_channels(layer):
-        width, each, first, at = row_of_outputs(layer, 1, packed), layer.groups * outer, 0, 0
-    else:
-        columns = h.bundle * outer
-        group, panel = divmod(number, panels_of(columns, packed))
-        each = columns_of(panel, columns, packed)
-        width, first = whole_vectors(each, packed), group * outer + panel * panel_width(packed)
-        at = _panel_at(cut, group, panel, packed) * v.taps * h.taps * layer.inner
-    packed, whole = packed[at:], 0
-    if h.bundle == 1 and not by_channels(layer):
-        whole = layer.inner // lanes(packed) * lanes(packed) if backward else layer.inner
-        if layer.inner > 1:
-            _pack_channels(whole, cut, products, weight, backward, first, each, width, packed)
-        else:
-            whole = 0
-    if whole == layer.inner:
-        return
-    for product in range(products.shape[0]):
-        s, t, k = products[product, 0], products[product, 1], products[product, 2]
-        if k < whole:
-            continue
-        u, column = v.tap + s * v.tap_step, h.tap + t * h.tap_step
-        row = packed[product * width : (product + 1) * width]
-        for p in range(h.bundle):
-            part = row[p * outer : p * outer + each // h.bundle]
-            for j in range(part.size):
-                part[j] = _weight(layer, weight, backward, u, column + p * h.tap_pixel, k, first + j)
-        for j in range(each, width):
-            row[j] = 0
-
-
-@helper
-def _pack_channels(
-    count: int, cut: Cut, products: ndarray, weight: ndarray, backward: bool, first: int, each: int, width: int,
-    packed: ndarray,
-) -> None:  # fmt: skip
-    """Pack the first `count` input channels of each tap, whole vectors, for the outputs [first, first + each)."""
-    layer, v, h, flat, outputs = cut.layer, cut.v, cut.h, weight.reshape(-1), weight.shape[3]
-    group, column_of_panel = first // layer.outer, first % layer.outer
-    product = 0
-    while count and product < products.shape[0]:  # the products of the taps whose channels alternate (`_products`)
-        taps = 1
-        while product + taps < products.shape[0] and products[product + taps, 2] == 0:
-            taps += 1
-        for i in range(taps):
-            s, t, to = products[product + i, 0], products[product + i, 1], (product + i) * width
-            tap = (v.tap + s * v.tap_step) * layer.kernel[1] + h.tap + t * h.tap_step
-            if backward:
-                at = (tap * layer.outer + column_of_panel) * outputs + group * layer.inner
-                pack_columns(flat, at, outputs, count, each, packed[to:], taps * width)
-            else:
-                pack_rows(flat, tap * layer.inner * outputs + first, outputs, count, each, packed[to:], taps * width)
-        product += taps * layer.inner
 
 
 @helper
@@ -224,7 +119,7 @@ def _sum(
     """Compute c (rows, width), the sums of a chunk of pixels in a panel of outputs; about KC products at a time.
 
     If `finish`, apply the end of the layer to c. If line.py computes the chunk, length, step and pixel are those of
-    line_panel, otherwise `length` is 0. threes: see _threes; 0 if the pass does not use line.py.
+    line_panel, otherwise `length` is 0. threes: see count_of_threes; 0 if the pass does not use line.py.
     """
     rows, depth, k = a_rows.size, a_offsets.size, 0
     while k < depth:
@@ -270,12 +165,12 @@ def _pass(
     outputs = layer.groups * layer.outer
     pixels = bundles_in_tiles(layer, h, packed)
     ends = pixels, whole_bundles(h), h.pixels
-    threes = _threes(cut) if pixels else 0
+    threes = count_of_threes(cut) if pixels else 0
     a_rows, c_rows = _pixel_offsets(cut, outputs, ends)
     sums, copied = memory[: CHUNK * NR], memory[CHUNK * NR :]
     rows_of_sums = np.arange(CHUNK) * panel_width(sums)
     apart = layer.groups > 1 and h.bundle > 1  # in y, other groups lie between the outputs of a bundle
-    a_offsets = _source_offsets(cut, _products(cut, pixels > 0))
+    a_offsets = _source_offsets(cut, products_of(cut, pixels > 0))
     groups, columns, width = layer.groups, h.bundle * layer.outer, panel_width(packed)
     panels = panels_of(columns, packed)
     if across:
@@ -293,7 +188,7 @@ def _pass(
                     end_at, b_at, channel = p * width, p * width, p * width
                 else:
                     each = columns_of(p, columns, packed)
-                    end_at, b_step = _panel_at(cut, group, p, packed), whole_vectors(each, packed)
+                    end_at, b_step = panel_at(cut, group, p, packed), whole_vectors(each, packed)
                     b_at = end_at * a_offsets.size
                 for part in range(3):  # the tiles of line.py, other complete bundles, the incomplete one of each row
                     first_of_row = ends[part - 1] if part else 0
@@ -372,9 +267,9 @@ def _task(
             continue  # the pass for horizontal remainder 0 computes these pixels, too
         cut = _cut(remainder, bundle, tasks, layer, source, backward, out)
         if phase == 0:
-            products = _products(cut, bundles_in_tiles(layer, cut.h, packed) > 0)
+            products = products_of(cut, bundles_in_tiles(layer, cut.h, packed) > 0)
             for number in range(task * panels // tasks, (task + 1) * panels // tasks):
-                _pack(number, cut, products, weight, backward, packed[at:])
+                pack(number, cut, products, weight, backward, packed[at:])
         else:
             _pass(task, tasks, cut, source, packed[at:], mine, finish, end, shortcut, out)
         at += cut.v.taps * cut.h.taps * layer.inner * row
