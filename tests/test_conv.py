@@ -94,6 +94,31 @@ def test_blocks_of_several_images() -> None:
         check_conv((batch, size, size, 2), (3, 3, 2, 3), padding=1, loops=False)
 
 
+@pytest.mark.parametrize(
+    ("image", "kernel", "channels", "outputs", "options"),
+    [
+        ((4, 7), (1, 3), 37, 35, dict(padding=(0, 1))),  # whole vectors of channels and a rest, taps in threes
+        ((4, 7), (2, 5), 18, 50, dict(padding=(1, 2))),  # threes and twos
+        ((5, 6), (3, 3), 40, 36, dict(padding=1, groups=2, stride=(1, 2))),
+        ((5, 5), (3, 3), 17, 33, dict(padding=1, stride=3)),
+        ((4, 4), (2, 2), 19, 20, dict(stride=2)),  # blocks of several images, in place
+        ((2, 2), (1, 1), 34, 40, dict(stride=2)),
+        ((3, 2), (1, 1), 33, 37, {}),  # a product of matrices
+        ((1, 1), (3, 3), 20, 24, dict(padding=1)),  # one tap reads the image
+        ((1, 2), (5, 3), 20, 9, dict(padding=(2, 1), stride=(1, 2))),
+        ((3, 3), (3, 3), 16, 18, dict(padding=4, dilation=4)),
+        ((1, 1), (2, 2), 16, 16, dict(padding=4, stride=7)),  # no tap reads the image
+    ],
+    ids=str,
+)
+def test_many_channels(
+    image: tuple[int, int], kernel: tuple[int, int], channels: int, outputs: int, options: dict[str, Any]
+) -> None:
+    weight = *kernel, channels // options.get("groups", 1), outputs
+    for batch in (1, 9):
+        check_conv((batch, *image, channels), weight, loops=False, **options)
+
+
 def test_an_image_with_more_pixels_than_a_block() -> None:
     check_conv((3, 23, 25, 3), (5, 5, 3, 4), padding=2, loops=False)
 
