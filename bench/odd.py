@@ -1,4 +1,4 @@
-"""Unusual networks in minidl and in PyTorch: odd channels, strides, dilations, groups and batch sizes."""
+"""Unusual networks in minidl and in PyTorch: odd channels, strides, dilations, groups, batch and image sizes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ ODD: dict[str, list[tuple[int, int, int, int, int, int]]] = {
     "depthwise": [(24, 3, 2, 1, 1, 1), (24, 3, 1, 1, 1, 24), (40, 1, 1, 0, 1, 1),
                   (40, 3, 2, 1, 1, 40), (72, 1, 1, 0, 1, 1)],
     "mixed": [(24, 5, 1, 2, 1, 1), (40, 3, 2, 1, 1, 1), (72, 5, 1, 2, 1, 4), (72, 3, 1, 2, 2, 1), (72, 3, 1, 1, 1, 72)],
+    # wide layers of few pixels: down to one pixel, and MobileNet's blocks
+    "deep": [(64, 7, 2, 3, 1, 1), (64, 3, 2, 1, 1, 1), (128, 3, 2, 1, 1, 1), (256, 3, 2, 1, 1, 1), (256, 3, 1, 1, 1, 1),
+             (512, 3, 2, 1, 1, 1), (512, 3, 1, 1, 1, 1)],
+    "pointwise": [(32, 3, 2, 1, 1, 1), (32, 3, 1, 1, 1, 32), (128, 1, 1, 0, 1, 1), (128, 3, 2, 1, 1, 128),
+                  (256, 1, 1, 0, 1, 1), (256, 3, 2, 1, 1, 256), (512, 1, 1, 0, 1, 1), (512, 3, 1, 1, 1, 512),
+                  (512, 1, 1, 0, 1, 1)],
 }  # fmt: skip
 BATCH = 37
 
