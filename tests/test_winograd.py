@@ -250,6 +250,8 @@ def test_the_rule_that_selects_a_form() -> None:
         assert input_form(images, (3, 3), three, 512, 512, one, one, one, 1) == form
         assert gradient_form(images, (3, 3), three, 512, 512, one, one, 1) == form
     assert gradient_form(1, (8, 8), three, 256, 256, one, one, 1) == F4X4_3X3
+    assert gradient_form(16, (4, 4), three, 256, 512, two, one, 1) == DIRECT
+    assert gradient_form(64, (4, 4), three, 256, 512, two, one, 1) == STRIDE2_3X3
     for out, kernel, channels, stride, dilation, groups in (
         ((32, 32), three, 7, one, one, 1),
         ((14, 14), five, 5, one, one, 1),

@@ -44,11 +44,13 @@ at least 4: with 2, the direct kernel was as fast or faster. 3x3 with stride 2 a
 The form with the fewest multiplications is the fastest, or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has
 two rows or two columns, otherwise F(4x4,3x3). The form of y does not depend on the number of images. So the result for
 an image does not depend on the other images of its batch, except in the last bits on a CPU with AMX: AMX_TILES tiles or
-more use it. The form of dx and dweight does. With 512 -> 512 channels, on two threads of a Zen 4, direct and Winograd:
+more use it. The form of dx and dweight does. Direct and Winograd on a Zen 4, in ms:
 
-    8 images of 3 x 3      dx 3.1, 4.8 ms      dweight 1.8, 4.7 ms
-    8 images of 4 x 4         3.2, 4.8                 3.2, 4.8
-    16 images of 4 x 4        5.9, 5.2                 6.1, 4.6
+    512 -> 512             8 images of 3 x 3      dx 3.1, 4.8      dweight 1.8, 4.7      two threads
+                           8 images of 4 x 4         3.2, 4.8              3.2, 4.8
+                          16 images of 4 x 4         5.9, 5.2              6.1, 4.6
+    256 -> 512, stride 2  16 images of 7 x 7         5.0, 7.1              8.7, 12.5     one thread
+                          64 images of 7 x 7        15.8, 18.4            28.2, 20.6
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ FREQUENT = F4X4_3X3, F2X2_3X3, F4X4_5X5  # in well-known networks
 FEWEST, FEWEST_5X5, FEWEST_SMALL, FEWEST_STRIDED, FEWEST_WITH_GROUPS = 8, 6, 16, 24, 16  # channels
 FEWEST_PAIRS, FEWEST_IN_GROUP = 96, 4  # pairs of an input and an output channel; channels in a group
 AMX_CHANNELS, AMX_GRADIENT_CHANNELS, AMX_TILES = 32, 128, 64  # with fewer, vectors are as fast as AMX
-MANY_PAIRS, FEW_PIXELS = 2**17, 192  # dx and dweight of as many pairs of channels, and fewer pixels, are direct
+MANY_PAIRS = 2**17  # dx and dweight of as many pairs of channels are direct if there are fewer pixels than this:
+FEW_PIXELS, FEW_PIXELS_STRIDED = 192, 768
 GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as many multiplications
 
 
@@ -115,7 +118,8 @@ def gradient_form(
 
     U or dU of a large layer does not fit into the third-level cache, and few pixels do not make up for that.
     """
-    if channels * outputs // groups >= MANY_PAIRS and images * out[0] * out[1] < FEW_PIXELS:
+    few = FEW_PIXELS_STRIDED if stride == (2, 2) else FEW_PIXELS
+    if channels * outputs // groups >= MANY_PAIRS and images * out[0] * out[1] < few:
         return DIRECT
     return winograd_form(out, kernel, channels, outputs, stride, dilation, groups)
 
