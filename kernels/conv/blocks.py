@@ -107,7 +107,7 @@ def cut_into_blocks(
 
 @helper
 def _images_of_block(batch: int, most: int, pixels: int, tasks: int) -> int:
-    """Return how many images, at most `most`, a block should have, so that the task with the most tiles has few.
+    """Return how many images, at most `most`, a block should have, so that the busiest task has few tiles.
 
     pixels: of an image. The last tile of a block is seldom full. A block costs about a quarter of a tile.
     """

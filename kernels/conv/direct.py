@@ -221,6 +221,7 @@ def _cut(remainder: int, bundle: int, tasks: int, layer: Layer, source: ndarray,
 
     The data gradient has a pass for each pair (vertical, horizontal) of remainders modulo the stride; `remainder` is
     the number of the pair. With bundles, the passes for horizontal remainder 0 compute all pixels of their rows.
+    Otherwise, taps that read only outside the source are left out.
     """
     batch, high, wide, _ = source.shape
     out_high, out_wide = out.shape[1:3]

@@ -191,7 +191,8 @@ def bundle_of(layer: Layer, backward: bool, size: int, out: int, array: ndarray)
 
 @helper
 def trimmed(axis: Axis) -> Axis:
-    """Return the axis without the taps at its ends that read only beyond the ends of the source; one tap remains.
+    """Return the axis without the taps at its ends that read only beyond the ends of the source, but with one tap if
+    it had any.
 
     With 3 taps and padding, for example, only one of them reads an image of one pixel. `bundle` must be 1.
     """

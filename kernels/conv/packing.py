@@ -107,9 +107,11 @@ def _pack_vectors(
     """
     layer, v, h, flat, outputs = cut.layer, cut.v, cut.h, weight.reshape(-1), weight.shape[3]
     group, column_of_panel = first // layer.outer, first % layer.outer
+    if count == 0:
+        return
     product = 0
-    while count and product < products.shape[0]:  # the products of the taps whose channels alternate (products_of)
-        taps = 1
+    while product < products.shape[0]:
+        taps = 1  # whose channels alternate (products_of)
         while product + taps < products.shape[0] and products[product + taps, 2] == 0:
             taps += 1
         for i in range(taps):

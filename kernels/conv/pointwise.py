@@ -25,7 +25,8 @@ ROWS = 256  # pixels of a part of _finish
 def is_product(w_shape: Shape, groups: int, stride: Pair, padding: Pair) -> bool:
     """Return whether a layer with weights of this shape is computed here. w_shape: (kh, kw, C / groups, O)
 
-    The number of pixels does not matter, so the result for an image does not depend on the other images of its batch.
+    The number of pixels does not matter, so the result for an image does not depend on the other images of its batch,
+    except in the last bits on a CPU with AMX, which computes large products only.
     """
     same = w_shape[:2] == (1, 1) and groups == 1 and stride == (1, 1) and padding == (0, 0)
     return same and min(w_shape[2:]) >= FEWEST

@@ -27,7 +27,7 @@ SERIAL = 250_000  # with up to this many products, a second thread costs more th
 # this, V and M have the rest of L2. If the rest is too small, U comes from L3 for each group, and they have 3/2 of L2.
 GROUP_SIZE = L2 // 4 // 2
 LEAST_TILES = 16  # in a group
-MOST_WAITING = 16  # channels of x: with more, y takes so long that the lines it is written to need no early prefetch
+EARLY_Y = 16  # with up to so many channels of x, y's lines are requested before the products of its tiles, not after
 WINOGRAD_SERIAL = 2**19  # one thread computes y or dx if the products have fewer multiplications
 LARGE_U = 2**16  # if U has at least this many numbers, and there are at most
 FEW_TILES = 32  # this many tiles, the threads divide the outputs among themselves, not the tiles

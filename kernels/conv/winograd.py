@@ -48,7 +48,7 @@ from .planes import (
 )
 from .reference import Pair, output_size
 from .short import MOST_PRODUCTS, short_tile
-from .sizes import KC_5X5, MOST_WAITING, WINOGRAD_SERIAL
+from .sizes import EARLY_Y, KC_5X5, WINOGRAD_SERIAL
 from .tall import TALL_MR, tall_tile
 from .winograd_amx import multiply_plane, split_weight, weight_memory
 
@@ -134,7 +134,7 @@ def _convolve_group(
     stop: int, y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """Compute the outputs [begin, stop) of y for `count` tiles, beginning with tile `first`. Between the products,
-    prefetch the pixels that the next `more` tiles read, and those of y."""
+    prefetch the pixels that the next `more` tiles read, the shortcut and, with few channels, y."""
     _, r, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     v = own[: n * n * v_plane]
@@ -149,8 +149,8 @@ def _convolve_group(
     parts = n * n * panels  # one of each range is prefetched beside each product
     following = pixels_of(x, first + count, more, total, r - 1 - padding[0], parts)
     added = pixels_of(y, first, count if shortcut.size else 0, total, 0, parts)
-    waits = channels <= MOST_WAITING and stop - begin == outputs
-    written = pixels_of(y, first, count if waits else 0, total, 0, parts)
+    early = channels <= EARLY_Y and stop - begin == outputs
+    written = pixels_of(y, first, count if early else 0, total, 0, parts)
     pixels, results = x.reshape(-1), y.reshape(-1)
     narrow = groups == 1 and v_row == lanes(x) and m_row == lanes(x)
     tall = count // TALL_MR * TALL_MR if narrow else 0  # rows for tall_tile

@@ -383,7 +383,7 @@ def nn_scratch(rows: int, columns: int, depth: int) -> int:
 
 def packed_size(rows: int, columns: int, depth: int) -> int:
     """Return the number of elements of nn's `packed`: all panels of b, and whether they are there."""
-    if uses_amx(rows, columns, depth):
+    if uses_amx(rows, columns, depth):  # more numbers than the panels of vectors: program/packed.py tells them by size
         return int(LINE + parts_size(columns, depth)) + 1
     return int(_panels_size(columns, depth)) + 1
 

@@ -1,8 +1,8 @@
 """Packed weights: the form in which kernels read their weights, kept from one prediction to the next.
 
 A convolution or a product first brings its weights into the form that its loops read: panels, or the planes of
-Winograd's form. This form depends on nothing else, so a `Prediction` computes it once for each version of the arena.
-With one image, packing may take as long as the rest of a layer. The results have the same bits.
+Winograd's form. For images of one size, this form depends on nothing else, so a `Prediction` computes it once for each
+version of the arena. With one image, packing may take as long as the rest of a layer. The results have the same bits.
 
 A weight whose memory may change without a new version is packed in each run: a parameter outside an arena, a vector
 that `bind` has set, the result of another call.
