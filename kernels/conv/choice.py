@@ -44,7 +44,7 @@ at least 4: with 2, the direct kernel was as fast or faster. 3x3 with stride 2 a
 The form with the fewest multiplications is the fastest, or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has
 two rows or two columns, otherwise F(4x4,3x3). The form of y does not depend on the number of images. So the result for
 an image does not depend on the other images of its batch, except in the last bits on a CPU with AMX: AMX_TILES tiles or
-more use it. The form of dx and dweight does. Direct and Winograd on a Zen 4, in ms:
+more use it. The form of dx and dweight depends on that number (`gradient_form`). Direct and Winograd on a Zen 4, in ms:
 
     512 -> 512             8 images of 3 x 3      dx 3.1, 4.8      dweight 1.8, 4.7      two threads
                            8 images of 4 x 4         3.2, 4.8              3.2, 4.8
@@ -68,8 +68,8 @@ FREQUENT = F4X4_3X3, F2X2_3X3, F4X4_5X5  # in well-known networks
 FEWEST, FEWEST_5X5, FEWEST_SMALL, FEWEST_STRIDED, FEWEST_WITH_GROUPS = 8, 6, 16, 24, 16  # channels
 FEWEST_PAIRS, FEWEST_IN_GROUP = 96, 4  # pairs of an input and an output channel; channels in a group
 AMX_CHANNELS, AMX_GRADIENT_CHANNELS, AMX_TILES = 32, 128, 64  # with fewer, vectors are as fast as AMX
-MANY_PAIRS = 2**17  # dx and dweight of as many pairs of channels are direct if there are fewer pixels than this:
-FEW_PIXELS, FEW_PIXELS_STRIDED = 192, 768
+MANY_PAIRS = 2**17  # with as many pairs of channels, dx and dweight are direct if all images together have fewer pixels
+FEW_PIXELS, FEW_PIXELS_STRIDED = 192, 768  # than this (with stride 2: the second)
 GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as many multiplications
 
 
