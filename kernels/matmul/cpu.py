@@ -12,7 +12,7 @@ as contiguous memory from the nearest caches. Some copies would cost more than t
 - b is read in place if a thread computes a single strip of a pair, unless b is transposed;
 - b need not be copied if an earlier call has packed it: the weights of a prediction (reference.py, `packed`).
 
-Two kinds of products have tiles in another order or of another form: those of short sums (_share_of_short_sums), and
+Two kinds of products have tiles in another order or of another form: those of short sums (short_sums.py), and
 those of few rows (few.py).
 
 Each sum is computed by a single thread: it sums pieces of KC products in the order of k, and adds the pieces up. KC
@@ -48,22 +48,20 @@ from .blocks import (
 )
 from .few import few_tile
 from .operands import Left, Right
-from .pack import pack_columns, pack_rows
+from .pack import pack_columns, pack_rows, pack_strips
 from .product import (
     LINES,
     packing_tile,
     packing_tile_side_by_side,
     product_tile,
     product_tile_side_by_side,
-    tile_columns,
 )
 from .reference import __all__ as __all__
+from .short_sums import has_short_sums, panels_size, share_of_short_sums
 from .tile import lanes, line_of, panel_width
 
 B_IN_PLACE_STRIPS = 1  # for up to this many strips panels of b are not copied, unless b is transposed
 PACK_A_PANELS = 4  # a thread with at least this many panels copies a, too, if a is transposed
-SHORT_DEPTH = 64  # up to this depth, tiles are computed from left to right, not down a panel ...
-SHORT_PANELS = 2**15  # ... unless the panels of b have more numbers
 SERIAL_BELOW = 2**17  # for fewer multiplications, one thread is faster than two
 # One core reads a b of 1 MB in 16 us (measured: Zen 4). For a smaller one, a second core saves no time.
 FEW_SERIAL_BELOW = 2**18  # one thread computes `nn` of few rows if b has fewer numbers
@@ -84,24 +82,12 @@ def _packed_size(depth: int) -> int:
 
 
 @helper
-def _panels_size(columns: int, depth: int) -> int:
-    """Return the number of elements of all panels of b."""
-    return (columns + NR - 1) // NR * NR * depth
-
-
-@helper
-def _has_short_sums(rows: int, columns: int, depth: int) -> bool:
-    """Return whether tiles are computed from left to right (_share_of_short_sums), unless b is transposed or packed."""
-    return depth <= SHORT_DEPTH and rows > depth and _panels_size(columns, depth) <= SHORT_PANELS
-
-
-@helper
 def _scratch_size(rows: int, columns: int, depth: int) -> int:
     """Return the number of elements of a thread's scratch: panels of b and, for many panels, a block of a."""
     kc = block_depth(max(1, depth))
     mc = min(rows, MC_KC // kc + NR)
-    if _has_short_sums(rows, columns, depth):
-        return max(PANELS * _packed_size(depth), _panels_size(columns, depth)) + (PRODUCT_MR + 1) * (depth + LANES)
+    if has_short_sums(rows, columns, depth):
+        return max(PANELS * _packed_size(depth), panels_size(columns, depth)) + (PRODUCT_MR + 1) * (depth + LANES)
     # LANES, not NR: a panel of float64 is half as wide, so PACK_A_PANELS panels have half as many columns. The last
     # pair may have few columns.
     strips = (mc + PRODUCT_MR - 1) // PRODUCT_MR if columns > (PACK_A_PANELS - PANELS) * LANES else 1
@@ -113,19 +99,6 @@ def _scratch_size(rows: int, columns: int, depth: int) -> int:
 def _memory_on_amx(rows: int, columns: int, depth: int) -> int:
     """Return the size of a thread's scratch on AMX; float64, whose product has the same scratch, uses vectors."""
     return max(memory_of_thread(rows, columns, depth), _scratch_size(rows, columns, depth))
-
-
-@apart_jit
-def _pack_strips(a: Left, at: int, depth: int, rows: int, packed: ndarray) -> None:
-    """Copy strips of PRODUCT_MR rows of a transposed a, from the number `at` on; the strips begin with row 0, 12, ... :
-
-    packed[first * depth + k * PRODUCT_MR + i] = a[at + first + i + k * step]
-
-    Missing rows of the last strip get any value.
-    """
-    for first in range(0, rows, PRODUCT_MR):
-        some, strip = min(PRODUCT_MR, rows - first), packed[first * depth :]
-        pack_rows(a.numbers, at + first, a.step, depth, some, strip, PRODUCT_MR)
 
 
 @apart_jit
@@ -147,7 +120,7 @@ def _panel(
 ) -> None:  # fmt: skip
     """Compute a column of tiles: c[c_at + i * c_row + j] for i < rows, j < wide, sums of `deep` products.
 
-    packed_a: whether a consists of packed strips (_pack_strips). If `packs`, the first tile copies its panels from
+    packed_a: whether a consists of packed strips (pack_strips). If `packs`, the first tile copies its panels from
     unpacked[unpacked_at] to b; otherwise they are there. It must have FULL_HEIGHT rows: more than one strip. If
     `finish` in `end`, add its bias from `column` on, and apply relu. The first LINES tiles prefetch the next panels of
     `unpacked`, a line for each product; if soon_step is 0, nothing. spare: memory for a strip.
@@ -162,7 +135,7 @@ def _panel(
         if packed_a:
             at = a_at + top * deep
         elif a.row == 1 and at + (deep - 1) * step + PRODUCT_MR > numbers.size:  # the tile would read beyond a
-            _pack_strips(a, at, deep, high, spare)
+            pack_strips(a, at, deep, high, spare)
             numbers, at, step = spare, 0, PRODUCT_MR
         i = 0
         while i < high:
@@ -204,14 +177,14 @@ def _share(
     few_mr = few_rows(rows, not b.packed) if b.column == 1 else 0
     few = few_panels(few_mr)  # panels that few.py computes together
     pack_a = a.row == 1 and not few and (last - first) * PANELS >= PACK_A_PANELS * strips
-    pack_a = pack_a and not _has_short_sums(rows, columns, depth)
+    pack_a = pack_a and not has_short_sums(rows, columns, depth)
     packed = Left(strips_of_a, 1, PRODUCT_MR)
     for top in range(0, strips, block):  # blocks of MC rows ...
         here = min(block * PRODUCT_MR, rows - top * PRODUCT_MR)
         for k in range(0, depth, kc):  # ... and KC products
             deep = min(kc, depth - k)
             if pack_a:
-                _pack_strips(a, top * PRODUCT_MR * a.row + k * a.step, deep, here, strips_of_a)
+                pack_strips(a, top * PRODUCT_MR * a.row + k * a.step, deep, here, strips_of_a)
             end = End(k + deep == depth and (relu or bias.size > 0), bias, relu)
             done = 0
             for number in range(first // strips * PANELS, (last + strips - 1) // strips * PANELS, PANELS):
@@ -257,44 +230,6 @@ def _share(
 
 
 @apart_jit
-def _share_of_short_sums(
-    part: int, parts: int, a: Left, b: Right, depth: int, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray
-) -> None:
-    """Compute a thread's tiles from left to right, one strip after the other, with the whole b in packed panels.
-
-    If sums are short, writing `out` takes as long as multiplying. Down a panel, each two rows of `out` are on another
-    page of memory. From left to right, a tile continues the rows of the previous one.
-    """
-    rows, columns = out.shape
-    nr, vector = panel_width(out), out.reshape(out.size)
-    strips, strip_of_a = (rows + PRODUCT_MR - 1) // PRODUCT_MR, scratch[_panels_size(columns, depth) :]
-    finish = relu or bias.size > 0
-    for column in range(0, columns, nr):
-        pack_rows(b.numbers, column, b.step, depth, min(nr, columns - column), scratch[column * depth :], nr)
-    for strip in range(part * strips // parts, (part + 1) * strips // parts):
-        row = strip * PRODUCT_MR
-        height = min(PRODUCT_MR, rows - row)
-        if a.row == 1:
-            _pack_strips(a, row, depth, height, strip_of_a)
-        column = 0
-        while column < columns:
-            wide, i = tile_columns(columns - column, out), 0
-            panels, biased = 1 if wide <= nr else 2, wide if bias.size > 0 else 0
-            while i < height:
-                high, to = tile_rows(height - i, panels), (row + i) * columns + column
-                if a.row == 1:
-                    product_tile_side_by_side(high, wide, depth, False, strip_of_a, i, PRODUCT_MR,
-                                              scratch, column * depth, nr, nr * depth, vector, to, columns,
-                                              finish, bias, column, biased, relu, scratch, 0, 0)  # fmt: skip
-                else:
-                    product_tile(high, wide, depth, False, a.numbers, (row + i) * a.row, a.row,
-                                 scratch, column * depth, nr, nr * depth, vector, to, columns,
-                                 finish, bias, column, biased, relu, scratch, 0, 0)  # fmt: skip
-                i += high
-            column += wide
-
-
-@apart_jit
 def _pack_all(b: Right, depth: int, columns: int, packed: ndarray) -> None:
     """Pack all panels of b, unless `packed` contains them. It is 0 beyond the last column."""
     if packed[packed.size - 1] != 0:
@@ -310,10 +245,10 @@ def _divide(a: Left, b: Right, depth: int, bias: ndarray, relu: bool, scratch: n
     """Divide the tiles of the output among the threads, as many as have scratch."""
     each = _scratch_size(out.shape[0], out.shape[1], depth)
     parts = scratch.size // each
-    short = b.column == 1 and not b.packed and _has_short_sums(out.shape[0], out.shape[1], depth)
+    short = b.column == 1 and not b.packed and has_short_sums(out.shape[0], out.shape[1], depth)
     if parts == 1:  # without a parallel loop, no other thread has to wake up
         if short:
-            _share_of_short_sums(0, 1, a, b, depth, bias, relu, scratch, out)
+            share_of_short_sums(0, 1, a, b, depth, bias, relu, scratch, out)
         else:
             _share(0, 1, a, b, depth, bias, relu, scratch, out)
         return
@@ -321,7 +256,7 @@ def _divide(a: Left, b: Right, depth: int, bias: ndarray, relu: bool, scratch: n
         own, number = scratch[part * each : (part + 1) * each], np.int64(part)
         # np.int64: the index of a prange loop is unsigned; with signed integers, Numba would compute in float64.
         if short:
-            _share_of_short_sums(number, parts, a, b, depth, bias, relu, own, out)
+            share_of_short_sums(number, parts, a, b, depth, bias, relu, own, out)
         else:
             _share(number, parts, a, b, depth, bias, relu, own, out)
 
@@ -385,7 +320,7 @@ def packed_size(rows: int, columns: int, depth: int) -> int:
     """Return the number of elements of nn's `packed`: all panels of b, and whether they are there."""
     if uses_amx(rows, columns, depth):  # more numbers than the panels of vectors: program/packed.py tells them by size
         return int(LINE + parts_size(columns, depth)) + 1
-    return int(_panels_size(columns, depth)) + 1
+    return int(panels_size(columns, depth)) + 1
 
 
 def nt_scratch(rows: int, columns: int, depth: int) -> int:

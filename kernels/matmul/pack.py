@@ -23,7 +23,9 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit
 
+from .blocks import PRODUCT_MR
 from .emitter import Emitter, Value, instructions
+from .operands import Left
 from .tile import lanes
 
 
@@ -88,3 +90,16 @@ def pack_columns(b: ndarray, at: int, column: int, depth: int, width: int, packe
                 for i in range(k, min(k + side, depth)):
                     for j in range(left, left + count):
                         packed[i * pitch + j] = b[at + i + j * column]
+
+
+@apart_jit
+def pack_strips(a: Left, at: int, depth: int, rows: int, packed: ndarray) -> None:
+    """Copy strips of PRODUCT_MR rows of a transposed a, from the number `at` on; the strips begin with row 0, 12, ... :
+
+    packed[first * depth + k * PRODUCT_MR + i] = a[at + first + i + k * step]
+
+    Missing rows of the last strip get any value.
+    """
+    for first in range(0, rows, PRODUCT_MR):
+        some, strip = min(PRODUCT_MR, rows - first), packed[first * depth :]
+        pack_rows(a.numbers, at + first, a.step, depth, some, strip, PRODUCT_MR)
