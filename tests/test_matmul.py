@@ -67,6 +67,29 @@ def test_products_of_few_rows_have_the_bits_of_many(depth: int, columns: int, dt
             assert product(rows, parts).tobytes() == many[:rows].tobytes()
 
 
+@pytest.mark.parametrize("rows, depth, columns", [(301, 270, 144), (150, 70, 33), (97, 300, 96)])
+def test_bits_of_high_products_do_not_depend_on_the_number_of_threads(rows: int, depth: int, columns: int) -> None:
+    """A thread computes rows of all columns."""
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(shape, np.float32) for shape in ((rows, depth), (depth, columns)))
+    bias, exact = random.standard_normal(columns, np.float32), a.astype(np.float64) @ b
+    for transposed in ("neither", "a", "b"):
+        found = []
+        for parts in (1, 2, 3, 7):
+            scratch = np.empty(parts * cpu._scratch_size(rows, columns, depth), np.float32)
+            out, none = np.full((rows, columns), np.nan, np.float32), scratch[:0]
+            if transposed == "neither":
+                cpu.nn(a, b, bias, False, none, scratch, out)
+                out -= bias
+            elif transposed == "a":
+                cpu.tn(a.T.copy(), b, scratch, out)
+            else:
+                cpu.nt(a, b.T.copy(), scratch, out)
+            found.append(out.tobytes())
+            np.testing.assert_allclose(out, exact, rtol=0, atol=1e-4)
+        assert len(set(found)) == 1
+
+
 @given(npst.mutually_broadcastable_shapes(signature="(m?,k),(k,n?)->(m?,n?)", max_dims=2, max_side=3))
 def test_any_shapes_that_numpy_multiplies(shapes: npst.BroadcastableShapes) -> None:
     random = np.random.default_rng(0)

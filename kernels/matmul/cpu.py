@@ -2,10 +2,11 @@
 
 The output is divided into pairs of panels of NR columns, and each pair into strips of PRODUCT_MR rows. A strip of a
 pair is one or two tiles (blocks.py contains the sizes; with 16 registers, a "pair" is a single panel). Each thread
-computes an equal number of successive strips, down one pair, then down the next. It copies what its tiles need into its
-own small buffers: a block of a, as strips (pack.py), and the panels of b. The first tile of a pair copies its panels
-while it multiplies (product.py), unless b is transposed or the pair is not full (pack.py). The tiles read these buffers
-as contiguous memory from the nearest caches. Some copies would cost more than they gain:
+computes an equal number of successive strips, down one pair, then down the next or, if the output is higher than wide,
+an equal number of rows of all pairs (_divides_rows). It copies what its tiles need into its own small buffers: a block
+of a, as strips (pack.py), and the panels of b. The first tile of a pair copies its panels while it multiplies
+(product.py), unless b is transposed or the pair is not full (pack.py). The tiles read these buffers as contiguous
+memory from the nearest caches. Some copies would cost more than they gain:
 
 - a is read in place unless it is transposed, and a thread computes many panels or its sums are short: a tile reads
   only 6 rows at a time;
@@ -58,7 +59,7 @@ from .product import (
 )
 from .reference import __all__ as __all__
 from .short_sums import has_short_sums, panels_size, share_of_short_sums
-from .tile import lanes, line_of, panel_width
+from .tile import lanes, line_of, panel_width, whole_vectors
 
 B_IN_PLACE_STRIPS = 1  # for up to this many strips panels of b are not copied, unless b is transposed
 PACK_A_PANELS = 4  # a thread with at least this many panels copies a, too, if a is transposed
@@ -240,6 +241,21 @@ def _pack_all(b: Right, depth: int, columns: int, packed: ndarray) -> None:
     packed[packed.size - 1] = 1
 
 
+@helper
+def _divides_rows(parts: int, out: ndarray) -> bool:
+    """Return whether each thread computes some rows of all pairs, instead of strips of successive pairs.
+
+    Then it reads its own rows of a, but all of b. So this suits an output that is higher than wide. And all threads
+    have equally many narrow tiles, if the last pair is narrow.
+    """
+    strips, vectors = (out.shape[0] + PRODUCT_MR - 1) // PRODUCT_MR, whole_vectors(out.shape[1], out) // lanes(out)
+    pair, rows, columns = 2 * PANELS, out.shape[0], out.shape[1]
+    # The work of the busiest thread, in tiles of one vector
+    by_pairs = (strips * ((vectors + pair - 1) // pair) + parts - 1) // parts * min(pair, vectors)
+    by_rows = (strips + parts - 1) // parts * vectors
+    return (rows >= columns and by_rows < by_pairs) or (rows >= 2 * columns and 16 * by_rows <= 17 * by_pairs)
+
+
 @parallel_jit
 def _divide(a: Left, b: Right, depth: int, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray) -> None:
     """Divide the tiles of the output among the threads, as many as have scratch."""
@@ -257,6 +273,11 @@ def _divide(a: Left, b: Right, depth: int, bias: ndarray, relu: bool, scratch: n
         # np.int64: the index of a prange loop is unsigned; with signed integers, Numba would compute in float64.
         if short:
             share_of_short_sums(number, parts, a, b, depth, bias, relu, own, out)
+        elif _divides_rows(parts, out):
+            strips = (out.shape[0] + PRODUCT_MR - 1) // PRODUCT_MR
+            top, bottom = number * strips // parts * PRODUCT_MR, (number + 1) * strips // parts * PRODUCT_MR
+            rows = Left(a.numbers[top * a.row :], a.row, a.step)
+            _share(0, 1, rows, b, depth, bias, relu, own, out[top:bottom])
         else:
             _share(number, parts, a, b, depth, bias, relu, own, out)
 
