@@ -73,10 +73,11 @@ def test_bits_of_high_products_do_not_depend_on_the_number_of_threads(rows: int,
     random = np.random.default_rng(0)
     a, b = (random.standard_normal(shape, np.float32) for shape in ((rows, depth), (depth, columns)))
     bias, exact = random.standard_normal(columns, np.float32), a.astype(np.float64) @ b
+    each = (cpu._memory_on_amx if uses_amx(rows, columns, depth) else cpu._scratch_size)(rows, columns, depth)
     for transposed in ("neither", "a", "b"):
         found = []
         for parts in (1, 2, 3, 7):
-            scratch = np.empty(parts * cpu._scratch_size(rows, columns, depth), np.float32)
+            scratch = np.empty(parts * each, np.float32)
             out, none = np.full((rows, columns), np.nan, np.float32), scratch[:0]
             if transposed == "neither":
                 cpu.nn(a, b, bias, False, none, scratch, out)
