@@ -66,4 +66,4 @@ def channel_panel(
     """
     for i in range(0, rows, MR):
         _tile(min(MR, rows - i), depth, accumulate, a, a_offsets, a_rows[i:], a_at, b, b_at, b_step,
-              c, c_rows[i:], c_at, width, finish, end, end_at, end.size // 5, shortcut, shortcut.size > 0)  # fmt: skip
+              c, c_rows[i:], c_at, width, finish, end, end_at, end.size // 4, shortcut, shortcut.size > 0)  # fmt: skip

@@ -12,7 +12,7 @@ from numpy import ndarray
 from minidl.engine.jit import jit, threads
 from minidl.kernels.matmul import cpu as matmul
 
-from . import direct, pointwise, weight_gradient, winograd_gradient
+from . import depthwise, direct, pointwise, weight_gradient, winograd_gradient
 from . import winograd as fast
 from .choice import DIRECT, gradient_form, input_form, winograd_form
 from .reference import Pair, Shape, output_size
@@ -41,6 +41,9 @@ def forward_scratch(
         return fast.forward_scratch(form, x_shape, w_shape, padding, dilation)
     if pointwise.is_product(w_shape, groups, stride, padding):
         return matmul.nn_scratch(_pixels(x_shape), w_shape[3], x_shape[3])
+    out = output_size(x_shape, w_shape, stride, padding, dilation)
+    if depthwise.is_computed(w_shape, False, x_shape[1:3], out, groups, stride, padding, dilation):
+        return depthwise.scratch_size(w_shape)
     return int(direct.scratch_size(threads(), x_shape, w_shape, False, groups, stride, padding, dilation))
 
 
@@ -53,6 +56,9 @@ def packed_size(
         return fast.packed_size(form, x_shape, w_shape, padding, dilation)
     if pointwise.is_product(w_shape, groups, stride, padding):
         return matmul.packed_size(_pixels(x_shape), w_shape[3], x_shape[3])
+    out = output_size(x_shape, w_shape, stride, padding, dilation)
+    if depthwise.is_computed(w_shape, False, x_shape[1:3], out, groups, stride, padding, dilation):
+        return 0
     return int(direct.packed_size(w_shape, groups, stride, padding, dilation))
 
 
@@ -65,6 +71,9 @@ def backward_input_scratch(
         return fast.backward_input_scratch(form, x_shape, w_shape, padding, dilation)
     if pointwise.is_product(w_shape, groups, stride, padding):
         return matmul.nt_scratch(_pixels(x_shape), x_shape[3], w_shape[3])
+    out = output_size(x_shape, w_shape, stride, padding, dilation)
+    if depthwise.is_computed(w_shape, True, x_shape[1:3], out, groups, stride, padding, dilation):
+        return depthwise.scratch_size(w_shape)
     return int(direct.scratch_size(threads(), x_shape, w_shape, True, groups, stride, padding, dilation))
 
 
@@ -93,6 +102,11 @@ def forward(
                      fast.no_norms(scratch))  # fmt: skip
     elif pointwise.is_product(weight.shape, groups, stride, padding):
         pointwise.forward(x, weight, bias, scale, shift, shortcut, relu, packed, scratch, y)
+    elif depthwise.is_computed(
+        weight.shape, False, x.shape[1:3], y.shape[1:3], groups, stride, padding, dilation
+    ):
+        depthwise.convolve(x, weight, False, bias, scale, shift, shortcut, relu, groups, stride, padding, dilation,
+                           scratch, y)  # fmt: skip
     else:
         direct.convolve(x, weight, False, bias, scale, shift, shortcut, relu, groups, stride, padding, dilation,
                         packed, scratch, y)  # fmt: skip
@@ -109,6 +123,12 @@ def backward_input(
         fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, fast.no_norms(scratch))
     elif pointwise.is_product(weight.shape, groups, stride, padding):
         pointwise.backward_input(dy, weight, shortcut, scratch, dx)
+    elif depthwise.is_computed(
+        weight.shape, True, dx.shape[1:3], dy.shape[1:3], groups, stride, padding, dilation
+    ):
+        none = scratch[:0]
+        depthwise.convolve(dy, weight, True, none, none, none, shortcut, False, groups, stride, padding, dilation,
+                           scratch, dx)  # fmt: skip
     else:
         none = scratch[:0]
         direct.convolve(dy, weight, True, none, none, none, shortcut, False, groups, stride, padding, dilation,

@@ -54,7 +54,7 @@ def _packed_size(layer: Layer) -> int:
     bundled = 2 * layer.outer <= NR and not by_channels(layer)
     taps = layer.kernel[0] * (layer.kernel[1] + (MAX_BUNDLE * layer.stride[1] if bundled else 0))
     row = layer.groups * layer.outer + NR if by_channels(layer) else layer.groups * (layer.outer + NR)
-    return (taps * layer.inner + 5) * row + NR + LINE
+    return (taps * layer.inner + 4) * row + NR + LINE
 
 
 @helper
@@ -259,7 +259,7 @@ def _task(
     """In phase 0, pack this task's panels of weights. In phase 1, compute its blocks of pixels."""
     bundle = _bundle(layer, backward, source, out)
     row = row_of_outputs(layer, bundle, memory)
-    end, packed = memory[: 5 * row], kept if kept.size else memory[5 * row :]
+    end, packed = memory[: 4 * row], kept if kept.size else memory[4 * row :]
     mine = memory[memory.size - (task + 1) * each : memory.size - task * each]
     panels = 1 if by_channels(layer) else layer.groups * panels_of(bundle * layer.outer, memory)
     at = 0
@@ -293,7 +293,7 @@ def convolve(
     memory, kept = aligned(scratch), aligned(packed)
     bundle = _bundle(layer, backward, source, out)
     fill_end(bias, scale, shift, relu, 1 if by_channels(layer) else groups, bundle,
-             memory[: 5 * row_of_outputs(layer, bundle, memory)])  # fmt: skip
+             memory[: 4 * row_of_outputs(layer, bundle, memory)])  # fmt: skip
     finish = relu or bias.size + scale.size + shortcut.size > 0
     first_phase = 1 if packed.size and packed[packed.size - 1] else 0  # whether the weights are packed already
     if tasks == 1:  # without a parallel loop, no other thread has to wake up

@@ -139,5 +139,5 @@ def line_panel(
         while i < end_of_line:
             pixels = _next_tile(end_of_line - i, heights)
             _tile(pixels, step, threes, twos, accumulate, a, a_offsets, pixel, a_at + a_rows[i], b, b_at, b_step, c,
-                  c_rows[i:], c_at, width, finish, end, end_at, end.size // 5, shortcut, shortcut.size > 0)  # fmt: skip
+                  c_rows[i:], c_at, width, finish, end, end_at, end.size // 4, shortcut, shortcut.size > 0)  # fmt: skip
             i += pixels

@@ -12,12 +12,12 @@ from minidl.kernels.matmul.tile import end_of_layer, panel_width
 
 @helper
 def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: int, block: int, end: ndarray) -> None:
-    """Fill the five rows of end (5, groups, columns) for end_of_layer: bias, scale, shift, floor, zeros.
+    """Fill the four rows of end (4, groups, columns) for end_of_layer: bias, scale, shift, floor.
 
     bias, scale, shift have shape (O,) or size 0. A missing bias or shift is 0, a missing scale is 1. The floor, the
     least value of an output, is 0 with relu and -inf without. columns: `block` * (the outputs of a group), padded.
     """
-    columns = end.size // 5 // groups
+    columns = end.size // 4 // groups
     outputs = max(bias.size, scale.size) // groups
     for i in range(end.size):
         end[i] = 1 if i // (groups * columns) == 1 else 0
@@ -63,5 +63,5 @@ def spread_rows(
 
     If `finish`, apply the end of the layer, which fill_end has written to `end`.
     """
-    _copy_lanes(rows.size, sums, sums_at, panel_width(sums), y, rows, at, width, finish, end, end_at, end.size // 5,
+    _copy_lanes(rows.size, sums, sums_at, panel_width(sums), y, rows, at, width, finish, end, end_at, end.size // 4,
                 shortcut, shortcut.size > 0)  # fmt: skip

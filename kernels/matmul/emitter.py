@@ -321,12 +321,13 @@ class Emitter:
     def plus(self, sums: Sums, accumulate: Value, rows: list[Value], width: Value) -> Sums:
         """Return the sums, plus c if `accumulate`; row i of c begins at the pointer rows[i]."""
 
-        def totals() -> Sums:
-            masks = self._masks(sums, width)
-            loaded = {(i, v): self.load_masked(rows[i], v * self.lanes, masks[v]) for i, v in sums}
-            return {at: self.builder.fadd(loaded[at], value) for at, value in sums.items()}
+        return self.when(accumulate, lambda: self.plus_rows(sums, rows, width), sums)
 
-        return self.when(accumulate, totals, sums)
+    def plus_rows(self, sums: Sums, rows: list[Value], width: Value) -> Sums:
+        """Return the sums plus the numbers of rows; row i begins at the pointer rows[i]."""
+        masks = self._masks(sums, width)
+        loaded = {(i, v): self.load_masked(rows[i], v * self.lanes, masks[v]) for i, v in sums}
+        return {at: self.builder.fadd(loaded[at], value) for at, value in sums.items()}
 
     def write(self, sums: Sums, rows: list[Value], width: Value) -> None:
         """Store the sums in c: whole vectors if the tile is full, else the lanes within `width`.

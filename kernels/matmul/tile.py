@@ -94,21 +94,15 @@ def end_of_layer(
     """Return the totals of a tile or, if `finish`, max((totals + end[0]) * end[1] + end[2] + shortcut, end[3]).
 
     Each step is rounded; NaN stays NaN. Row end[i] begins at the pointer `end` + i * end_step. Row i of the shortcut
-    begins at the pointer others[i]; if there is none (`adds` is false), end[4], a row of zeros, is added instead.
+    begins at the pointer others[i]; if there is none (`adds` is false), nothing is added.
     """
     vectors = 1 + max(v for _, v in totals)
 
     def finished() -> Sums:
-        ends = [e.at(end, e.times(end_step, i)) for i in range(5)]
-        constants = [e.columns(row, vectors) for row in ends[:4]]
-        shortcuts = [e.builder.select(adds, other, ends[4]) for other in others]
-        masks = [e.mask(v, width) for v in range(vectors)]
-        found = {}
-        for (i, v), total in totals.items():
-            bias, scale, shift, least = (row[v] for row in constants)
-            other = e.load_masked(shortcuts[i], v * e.lanes, masks[v])
-            found[i, v] = e.at_least(e.builder.fadd(e.scale_shift(total, bias, scale, shift), other), least)
-        return found
+        bias, scale, shift, least = (e.columns(e.at(end, e.times(end_step, i)), vectors) for i in range(4))
+        scaled = {(i, v): e.scale_shift(total, bias[v], scale[v], shift[v]) for (i, v), total in totals.items()}
+        added = e.when(adds, lambda: e.plus_rows(scaled, others, width), scaled)
+        return {(i, v): e.at_least(total, least[v]) for (i, v), total in added.items()}
 
     return e.when(finish, finished, totals)
 
@@ -153,10 +147,10 @@ def panel(
     """Compute a column of tiles: any number of rows, and up to MOST_VECTORS vectors of columns.
 
     a, b, c: vectors (one axis) of one float type; a_at, b_at, c_at: the indices from which the offsets count.
-    a_offsets (depth,), a_rows, c_rows (rows,): int64 offsets. end: five rows, see end_of_layer; shortcut: size 0 if
+    a_offsets (depth,), a_rows, c_rows (rows,): int64 offsets. end: four rows, see end_of_layer; shortcut: size 0 if
     there is none. Without `finish`, these two may be any arrays. The other arguments: see the formula above.
     """
     height = WIDE_MR if width > panel_width(a) else MR
     for i in range(0, rows, height):
         _tile(min(height, rows - i), depth, accumulate, a, a_offsets, a_rows[i:], a_at, b, b_at, b_step,
-              c, c_rows[i:], c_at, width, finish, end, end_at, end.size // 5, shortcut, shortcut.size > 0)  # fmt: skip
+              c, c_rows[i:], c_at, width, finish, end, end_at, end.size // 4, shortcut, shortcut.size > 0)  # fmt: skip
