@@ -28,6 +28,7 @@ from minidl.engine.jit import apart_jit, helper, parallel_jit, prange
 from minidl.kernels.matmul.blocks import LINE, aligned
 from minidl.kernels.matmul.tile import columns_of, lanes, panel, panel_width, panels_of, whole_vectors, widest_panel
 
+from . import depthwise
 from .blocks import Block, Cut, block_at, clear, copy, copy_pixels, copy_size, cut_into_blocks, gather, place
 from .channels import channel_panel, channel_width
 from .geometry import Layer, bundle_of, by_channels, ceildiv, forward_axis, inside, layer_of
@@ -215,10 +216,14 @@ def _part(
     number: int, split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, memory: ndarray, total: ndarray
 ) -> None:
     """Sum piece `number` of dweight over part `split` of the pixels; total: a vector of the size of dweight."""
+    if depthwise.fits(layer, False, x.shape[1:3], dy.shape[1:3], depthwise.FEWEST):
+        depthwise.gradient_part(split, splits, layer, x, dy, total)
+        return
     piece, across, outputs = _piece(number, layer, x, dy), by_channels(layer), layer.groups * layer.outer
     cut, columns = piece.cut, piece.columns
     a_rows, c_rows = _weight_offsets(cut, x)
     a_offsets = _pixel_offsets(cut)
+    b_offsets = np.arange(a_offsets.size) * piece.dy_step  # if vectors extend across groups
     neighbours = not across and cut.h.bundle == 1 and computes_taps(cut.h, widest_panel(columns, x), x)
     x_rows, sum_rows = _of_first_taps(cut, a_rows), _of_first_taps(cut, c_rows)
 
@@ -244,8 +249,8 @@ def _part(
             column, width, step = _panel(p, piece, x)
             if across:
                 channel_panel(a_rows.size, pixels, accumulate, a, a_offsets, a_rows, a_at + column,
-                              b, b_at + column * b_panel, step, result, c_rows, at + column, width, False, x_copy, 0,
-                              x_copy)  # fmt: skip
+                              b, b_offsets, b_at + column * b_panel, result, c_rows, at + column, width, False, x_copy,
+                              0, x_copy)  # fmt: skip
             elif neighbours:
                 line_gradient(cut.h.taps, cut.h.step, block.images * block.rows, cut.h.pixels, accumulate, a, x_rows,
                               a_offsets, cut.pixel, a_at, b, b_at + column * b_panel, step, result, sum_rows,
