@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 OPS = {folder.parent.name for folder in ROOT.glob("kernels/*/cpu.py")}
-ALL_THREADS = {f"test_{name}" for name in OPS | {"kernels", "ladders", "program", "tile", "winograd"}}
+ALL_THREADS = {f"test_{name}" for name in OPS | {"depthwise", "kernels", "ladders", "program", "tile", "winograd"}}
 
 
 @pytest.fixture(scope="module", autouse=True)

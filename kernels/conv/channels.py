@@ -9,6 +9,7 @@ lanes use the same number of a: ten loads are enough for sixteen multiply-adds (
 
 from __future__ import annotations
 
+from llvmlite import ir
 from numpy import ndarray
 
 from minidl.engine.jit import REGISTERS, apart_jit, helper
@@ -21,6 +22,14 @@ MR = 9  # rows of this tile: the weight gradient of a 3 x 3 kernel has nine
 def columns_within(e: Emitter, start: Value, vectors: int, width: Value) -> list[Value]:
     """Return two vectors of numbers from start[0] on or, if `vectors` is 1, the first `width` numbers of a vector."""
     return e.columns(start, 2) if vectors == 2 else [e.load_masked(start, 0, e.mask(0, width))]
+
+
+def channel_of_group(e: Emitter, vector: Value, m: int, size: int) -> Value:
+    """Return the vector whose lanes all hold channel m of their own group; a group has `size` channels."""
+    if size == 1:
+        return vector
+    lanes_of = ir.Constant(ir.VectorType(ir.IntType(32), e.lanes), [lane // size * size + m for lane in range(e.lanes)])
+    return e.builder.shuffle_vector(vector, vector, lanes_of)
 
 
 @instructions

@@ -1,6 +1,7 @@
-"""Compiled convolution. Each function calls one of three kinds of kernels, which README.md and WINOGRAD.md explain:
+"""Compiled convolution. Each function calls one of four kinds of kernels, which README.md and WINOGRAD.md explain:
 
 - direct.py, weight_gradient.py: the sum of the definition, for any geometry;
+- depthwise.py, depthwise_gradient.py: the same for groups of few channels;
 - pointwise.py: matrix products, for kernels of 1 x 1;
 - winograd.py, winograd_gradient.py: fewer multiplications, for some geometries (choice.py decides for which).
 """
@@ -12,7 +13,7 @@ from numpy import ndarray
 from minidl.engine.jit import jit, threads
 from minidl.kernels.matmul import cpu as matmul
 
-from . import depthwise, direct, pointwise, weight_gradient, winograd_gradient
+from . import depthwise, direct, pointwise, rectangles, weight_gradient, winograd_gradient
 from . import winograd as fast
 from .choice import DIRECT, gradient_form, input_form, winograd_form
 from .reference import Pair, Shape, output_size
@@ -42,7 +43,7 @@ def forward_scratch(
     if pointwise.is_product(w_shape, groups, stride, padding):
         return matmul.nn_scratch(_pixels(x_shape), w_shape[3], x_shape[3])
     out = output_size(x_shape, w_shape, stride, padding, dilation)
-    if depthwise.is_computed(w_shape, False, x_shape[1:3], out, groups, stride, padding, dilation):
+    if rectangles.is_computed(w_shape, False, x_shape[1:3], out, groups, stride, padding, dilation):
         return depthwise.scratch_size(w_shape)
     return int(direct.scratch_size(threads(), x_shape, w_shape, False, groups, stride, padding, dilation))
 
@@ -57,7 +58,7 @@ def packed_size(
     if pointwise.is_product(w_shape, groups, stride, padding):
         return matmul.packed_size(_pixels(x_shape), w_shape[3], x_shape[3])
     out = output_size(x_shape, w_shape, stride, padding, dilation)
-    if depthwise.is_computed(w_shape, False, x_shape[1:3], out, groups, stride, padding, dilation):
+    if rectangles.is_computed(w_shape, False, x_shape[1:3], out, groups, stride, padding, dilation):
         return 0
     return int(direct.packed_size(w_shape, groups, stride, padding, dilation))
 
@@ -72,7 +73,7 @@ def backward_input_scratch(
     if pointwise.is_product(w_shape, groups, stride, padding):
         return matmul.nt_scratch(_pixels(x_shape), x_shape[3], w_shape[3])
     out = output_size(x_shape, w_shape, stride, padding, dilation)
-    if depthwise.is_computed(w_shape, True, x_shape[1:3], out, groups, stride, padding, dilation):
+    if rectangles.is_computed(w_shape, True, x_shape[1:3], out, groups, stride, padding, dilation):
         return depthwise.scratch_size(w_shape)
     return int(direct.scratch_size(threads(), x_shape, w_shape, True, groups, stride, padding, dilation))
 
@@ -102,9 +103,7 @@ def forward(
                      fast.no_norms(scratch))  # fmt: skip
     elif pointwise.is_product(weight.shape, groups, stride, padding):
         pointwise.forward(x, weight, bias, scale, shift, shortcut, relu, packed, scratch, y)
-    elif depthwise.is_computed(
-        weight.shape, False, x.shape[1:3], y.shape[1:3], groups, stride, padding, dilation
-    ):
+    elif rectangles.is_computed(weight.shape, False, x.shape[1:3], y.shape[1:3], groups, stride, padding, dilation):
         depthwise.convolve(x, weight, False, bias, scale, shift, shortcut, relu, groups, stride, padding, dilation,
                            scratch, y)  # fmt: skip
     else:
@@ -123,9 +122,7 @@ def backward_input(
         fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, fast.no_norms(scratch))
     elif pointwise.is_product(weight.shape, groups, stride, padding):
         pointwise.backward_input(dy, weight, shortcut, scratch, dx)
-    elif depthwise.is_computed(
-        weight.shape, True, dx.shape[1:3], dy.shape[1:3], groups, stride, padding, dilation
-    ):
+    elif rectangles.is_computed(weight.shape, True, dx.shape[1:3], dy.shape[1:3], groups, stride, padding, dilation):
         none = scratch[:0]
         depthwise.convolve(dy, weight, True, none, none, none, shortcut, False, groups, stride, padding, dilation,
                            scratch, dx)  # fmt: skip

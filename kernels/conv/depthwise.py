@@ -1,29 +1,30 @@
-"""Depthwise convolution: each output channel reads one channel of x.
+"""Depthwise convolution, and groups of 2, 4 or 8 channels: y and dx.
 
-    out[pixel, c] = sum over taps of source[pixel + tap, c] * weight[tap, c]
+    out[pixel, c] = sum over taps and m < size of  source[pixel + tap, first(c) + m] * weight[tap, m, c]
 
-Vectors extend along the channels. Both operands of a multiplication are vectors, read where they are: neither weights
-nor images are copied. So that no sum reads beyond the image, an axis is divided into runs: outputs that read the same
-taps (geometry.py explains a pass and its axes). With 3 taps and padding 1, there are three runs on each axis:
+where first(c) is the first channel of the group of c, and x and y have `size` channels in each group. Vectors extend
+along the channels, across groups. Both operands of a multiplication are vectors, which are read where they are: images
+are not copied (rectangles.py). In a vector of channels, an instruction copies channel m of each group to all lanes of
+the group:
 
-    row 0           taps 1, 2
-    rows 1 ... -2   taps 0, 1, 2       nine rectangles of pixels, each with one list of taps
-    last row        taps 0, 1
+    size = 4, m = 1        a b c d   e f g h   ...   ->   b b b b   f f f f   ...
 
-y and dx: a tile computes neighbouring pixels of a rectangle, along its longer side, for two vectors of channels. All
-channels of these pixels are computed before the next pixels, so memory is read and written from its beginning to its
-end. Milliseconds on two threads of a Zen 4, before (channels.py, which reads a copy with zeros around it) and now:
+A tile computes neighbouring pixels of a rectangle, along its longer side, for two vectors of channels. All channels of
+these pixels are computed before the next pixels, so memory is read and written from its beginning to its end.
+Milliseconds on two threads of a Zen 4, before (with copies; * Winograd) and now:
 
-    3x3, 37 images    16 x 16,  64 channels     y 0.20, 0.10    dx 0.13, 0.09    dweight 0.12, 0.10
-                       8 x  8, 256 channels       0.16, 0.10       0.16, 0.10            0.16, 0.14
-                       4 x  4, 512 channels       0.11, 0.06       0.13, 0.06
-    7x7, 37 images    16 x 16,  64 channels       0.45, 0.39       0.46, 0.40
-
-dweight: the rows of a tile are taps, its sum goes over the pixels of a rectangle. A rectangle with few pixels costs as
-much as many of them, so weight_gradient.py computes dweight of small images.
+    3x3, 37 images                 channels, groups     y              dx             dweight
+    16 x 16                         64, 64               0.20, 0.10     0.13, 0.09     0.12, 0.10
+     8 x  8                        256, 256              0.16, 0.10     0.16, 0.10     0.16, 0.14
+     4 x  4                        512, 512              0.11, 0.06     0.13, 0.06     as before
+    16 x 16, stride 2              128, 32               1.47, 0.14     1.35, 0.17     1.85, 0.15
+    16 x 16, stride 2              128, 16               0.43, 0.36     0.70, 0.43     0.45, 0.37
+    16 x 16                        128, 32               0.90*, 0.50    0.88*, 0.53    1.23*, 0.43
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 from numpy import ndarray
@@ -34,25 +35,26 @@ from minidl.kernels.matmul.blocks import LINE, aligned
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.tile import end_of_layer, lanes, whole_vectors
 
-from .channels import channel_panel, columns_within
-from .geometry import Axis, Layer, ceildiv, forward_axis, gradient_axis, layer_of
+from .channels import channel_of_group, columns_within
+from .geometry import Axis, Layer, ceildiv, layer_of
+from .rectangles import axes_of, passes_of, rows_of_band, runs_of, tap_offsets
 from .reference import Pair, Shape
 from .rows import fill_end
-from .sizes import MAX_COPY, NR, SERIAL
+from .sizes import NARROW, NR, SERIAL
 
 HEIGHTS = (8, 6, 4, 2, 1) if REGISTERS == 32 else (4, 2, 1)  # pixels of a tile: two vectors of sums for each
-FEWEST = 12  # pixels of a rectangle, on average, for dweight; with fewer, weight_gradient.py is faster
+HEIGHTS_OF_GROUPS = HEIGHTS[0], 4, 1  # of groups of several channels: fewer, since they take longer to compile
 
 
 @instructions
 def _tile(
-    e: Emitter, rows: Value, taps: Value, at: Value, a: Value, a_offsets: Value, a_at: Value, a_row: Value, b: Value,
-    b_offsets: Value, b_at: Value, c: Value, c_at: Value, c_row: Value, width: Value, finish: Value, end: Value,
-    end_step: Value, shortcut: Value, adds: Value,
+    e: Emitter, size: Value, rows: Value, taps: Value, at: Value, a: Value, a_offsets: Value, a_at: Value, a_row: Value,
+    b: Value, b_offsets: Value, b_at: Value, b_step: Value, c: Value, c_at: Value, c_row: Value, width: Value,
+    finish: Value, end: Value, end_step: Value, shortcut: Value, adds: Value,
 ) -> None:  # fmt: skip
-    """Compute c[c_at + i * c_row + j] for i < rows <= HEIGHTS[0] and j < width, the sum over k < taps of
+    """Compute c[c_at + i * c_row + j] for i < rows <= HEIGHTS[0] and j < width, the sum over k < taps and m < size of
 
-        a[a_at + i * a_row + a_offsets[at + k] + j] * b[b_at + b_offsets[at + k] + j]
+        a[a_at + i * a_row + a_offsets[at + k] + first(j) + m] * b[b_at + b_offsets[at + k] + m * b_step + j]
 
     width: two whole vectors, or at most one vector, of which only `width` numbers are read. taps: at least 1. If
     `finish`, apply the end of the layer (matmul/tile.py) from column b_at on; the shortcut has the layout of c.
@@ -60,113 +62,33 @@ def _tile(
     a, b, c, shortcut, end = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(shortcut, c_at), e.at(end, b_at)
     a_offsets, b_offsets = e.at(a_offsets, at), e.at(b_offsets, at)
 
-    def tile(vectors: int, height: int) -> None:
+    def tile(channels: int, vectors: int, height: int) -> None:
         numbers = e.row_numbers(rows, height)
         rows_of_c = [e.at(c, e.times(i, c_row)) for i in numbers]
         rows_of_a = [e.at(a, e.times(i, a_row)) for i in numbers]
         e.prefetch_rows(rows_of_c, vectors)
 
         def add_products(sums: Sums, k: Value) -> Sums:
-            weights, offset = columns_within(e, e.at(b, e.number(b_offsets, k)), vectors, width), e.number(a_offsets, k)
+            start, offset = e.at(b, e.number(b_offsets, k)), e.number(a_offsets, k)
+            weights = [columns_within(e, e.at(start, e.times(b_step, m)), vectors, width) for m in range(channels)]
             added = {}
             for i, row in enumerate(rows_of_a):
                 for v, column in enumerate(columns_within(e, e.at(row, offset), vectors, width)):
-                    added[i, v] = e.multiply_add(column, weights[v], sums[i, v])
+                    total = sums[i, v]
+                    for m in range(channels):
+                        total = e.multiply_add(channel_of_group(e, column, m, channels), weights[m][v], total)
+                    added[i, v] = total
             return added
 
         sums = e.loop(taps, [], e.zeros(height, vectors), add_products)
         others = [e.at(shortcut, e.times(i, c_row)) for i in numbers]
         e.write(end_of_layer(e, sums, width, finish, end, end_step, others, adds), rows_of_c, width)
 
-    e.fewest_vectors(width, 2, lambda vectors: e.lowest(rows, HEIGHTS, lambda height: tile(vectors, height)))
+    def tiles(channels: int) -> None:
+        heights = HEIGHTS if channels == 1 else HEIGHTS_OF_GROUPS
+        e.fewest_vectors(width, 2, lambda vectors: e.lowest(rows, heights, partial(tile, channels, vectors)))
 
-
-@apart_jit
-def _runs(axis: Axis) -> ndarray:
-    """Return the runs of an axis, each as (first output, last output + 1, first tap, last tap + 1)."""
-    found, count = np.empty((axis.pixels, 4), np.int64), 0
-    for i in range(axis.pixels):
-        start = axis.offset + i * axis.step  # the place of tap 0
-        first = max(0, ceildiv(-start, axis.spacing))
-        last = max(first, min(axis.taps, ceildiv(axis.source - start, axis.spacing)))
-        if count == 0 or found[count - 1, 2] != first or found[count - 1, 3] != last:
-            found[count, 0], found[count, 2], found[count, 3] = i, first, last
-            count += 1
-        found[count - 1, 1] = i + 1
-    return found[:count]
-
-
-@helper
-def _axes(layer: Layer, backward: bool, size: Pair, out: Pair, remainder: int) -> tuple[Axis, Axis]:
-    """Return the vertical and the horizontal axis of a pass (direct.py, _cut); size, out: of x and y."""
-    if backward:
-        return (
-            gradient_axis(layer, 0, size[0], out[0], remainder // layer.stride[1]),
-            gradient_axis(layer, 1, size[1], out[1], remainder % layer.stride[1]),
-        )
-    return forward_axis(layer, 0, size[0], out[0], 1), forward_axis(layer, 1, size[1], out[1], 1)
-
-
-@helper
-def _passes(layer: Layer, backward: bool) -> int:
-    return layer.stride[0] * layer.stride[1] if backward else 1
-
-
-@helper
-def is_computed(
-    w_shape: Shape, backward: bool, size: Pair, out: Pair, groups: int, stride: Pair, padding: Pair, dilation: Pair
-) -> bool:
-    """Return whether y or, if `backward`, dx is computed here; size, out: (height, width) of x and y."""
-    return fits(layer_of(w_shape, backward, groups, stride, padding, dilation), backward, size, out, 1)
-
-
-@apart_jit
-def fits(layer: Layer, backward: bool, size: Pair, out: Pair, fewest: int) -> bool:
-    """Return whether the layer is depthwise, each pixel has a tap, and a rectangle at least `fewest` pixels on average.
-
-    A pixel has no tap if its window is outside the image or, for dx, between windows (stride > kernel).
-    """
-    if layer.groups == 1 or layer.inner * layer.outer > 1:
-        return False
-    pixels, rectangles = 0, 0
-    for remainder in range(_passes(layer, backward)):
-        v, h = _axes(layer, backward, size, out, remainder)
-        rows, columns = _runs(v), _runs(h)
-        for run in rows:
-            if run[2] == run[3]:
-                return False
-        for run in columns:
-            if run[2] == run[3]:
-                return False
-        pixels, rectangles = pixels + v.pixels * h.pixels, rectangles + rows.shape[0] * columns.shape[0]
-    return pixels >= fewest * rectangles
-
-
-@apart_jit
-def _offsets(layer: Layer, v: Axis, h: Axis, rows: ndarray, columns: ndarray) -> tuple[ndarray, ndarray]:
-    """Return the offsets of the taps in the source, and in the weights: v.taps * h.taps for each rectangle."""
-    taps = v.taps * h.taps
-    count = rows.shape[0] * columns.shape[0] * taps
-    source, weight = np.empty(count, np.int64), np.empty(count, np.int64)
-    for r in range(rows.shape[0]):
-        for q in range(columns.shape[0]):
-            k = (r * columns.shape[0] + q) * taps
-            for s in range(rows[r, 2], rows[r, 3]):
-                for t in range(columns[q, 2], columns[q, 3]):
-                    u, column = v.tap + s * v.tap_step, h.tap + t * h.tap_step
-                    source[k] = (s * v.spacing * h.source + t * h.spacing) * layer.groups
-                    weight[k] = (u * layer.kernel[1] + column) * layer.groups
-                    k += 1
-    return source, weight
-
-
-@helper
-def _rows_of_band(layer: Layer, v: Axis, h: Axis, batch: int, tasks: int) -> int:
-    """Return how many rows of outputs are computed together: what they read stays in L2, and each task has some."""
-    rows = max(1, min(v.pixels, MAX_COPY // (v.step * h.source * layer.groups)))
-    while rows > 1 and batch * ceildiv(v.pixels, rows) < 4 * tasks:
-        rows = ceildiv(rows, 2)
-    return ceildiv(v.pixels, ceildiv(v.pixels, rows))
+    e.lowest(size, NARROW[::-1], tiles)
 
 
 @apart_jit
@@ -175,10 +97,10 @@ def _pass(
     end: ndarray, shortcut: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
     """Compute this task's bands of a pass. If `finish`, also apply the end of the layer."""
-    channels, rows, columns = layer.groups, _runs(v), _runs(h)
-    a_offsets, b_offsets = _offsets(layer, v, h, rows, columns)
+    channels, rows, columns = layer.groups * layer.inner, runs_of(v), runs_of(h)
+    a_offsets, b_offsets = tap_offsets(layer, v, h, rows, columns)
     line, c_line = h.source * channels, h.out * channels
-    each, pair = _rows_of_band(layer, v, h, batch, tasks), 2 * lanes(out)
+    each, pair = rows_of_band(layer, v, h, batch, tasks), 2 * lanes(out)
     end_step, adds = end.size // 4, shortcut.size > 0
     bands = ceildiv(v.pixels, each)
     for number in range(task * batch * bands // tasks, (task + 1) * batch * bands // tasks):
@@ -204,9 +126,9 @@ def _pass(
                         a_at, c_at = at + i * a_line + first * a_row, to + i * to_line + first * to_row
                         while channel < channels:
                             width = pair if channels - channel >= pair else min(channels - channel, lanes(out))
-                            _tile(some, taps, table, source, a_offsets, a_at + channel, a_row, weight, b_offsets,
-                                  channel, out, c_at + channel, to_row, width, finish, end, end_step, shortcut,
-                                  adds)  # fmt: skip
+                            _tile(layer.inner, some, taps, table, source, a_offsets, a_at + channel, a_row, weight,
+                                  b_offsets, channel, channels, out, c_at + channel, to_row, width, finish, end,
+                                  end_step, shortcut, adds)  # fmt: skip
                             channel += width
 
 
@@ -217,15 +139,27 @@ def _task(
 ) -> None:  # fmt: skip
     """Compute this task's bands of all passes."""
     layer = layer_of(weight.shape, backward, groups, stride, padding, dilation)
-    for remainder in range(_passes(layer, backward)):
-        v, h = _axes(layer, backward, size, of_y, remainder)
+    for remainder in range(passes_of(layer, backward)):
+        v, h = axes_of(layer, backward, size, of_y, remainder)
         _pass(task, tasks, layer, v, h, source.shape[0], source.reshape(-1), weight.reshape(-1), finish, end, shortcut,
               out.reshape(-1))  # fmt: skip
 
 
 def scratch_size(w_shape: Shape) -> int:
     """Return the number of elements of convolve's scratch."""
-    return int(4 * (w_shape[3] + NR) + LINE)
+    return int(4 * (w_shape[3] + NR) + LINE + w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3])
+
+
+@apart_jit
+def _transpose(weight: ndarray, turned: ndarray) -> None:
+    """Transpose the weights (kh, kw, size, O) of each group; size = C / groups = O / groups."""
+    taps, size, outputs = weight.shape[0] * weight.shape[1], weight.shape[2], weight.shape[3]
+    numbers = weight.reshape(-1)
+    for tap in range(taps):
+        for k in range(size):
+            for o in range(outputs):
+                at, place = o % size, o // size * size
+                turned[(tap * size + k) * outputs + o] = numbers[(tap * size + at) * outputs + place + k]
 
 
 @parallel_jit
@@ -246,80 +180,18 @@ def convolve(
     out: ndarray,
 ) -> None:  # fmt: skip
     """Compute out = y from source = x or, if `backward`, out = dx from source = dy, as direct.py does."""
-    end = aligned(scratch)[: 4 * whole_vectors(groups, out)]
+    end = aligned(scratch)[: 4 * whole_vectors(weight.shape[3], out)]
     fill_end(bias, scale, shift, relu, 1, 1, end)
     finish = relu or bias.size + scale.size + shortcut.size > 0
     size, of_y = (out.shape[1:3], source.shape[1:3]) if backward else (source.shape[1:3], out.shape[1:3])
+    if backward and weight.shape[2] > 1:
+        turned = aligned(scratch)[end.size :][: weight.size]
+        _transpose(weight, turned)
+        weight = turned.reshape(weight.shape)
     if source.shape[0] * size[0] * size[1] * weight.size <= SERIAL * stride[0] * stride[1]:
         # Without a parallel loop, no other thread has to wake up.
         _task(0, 1, source, weight, backward, size, of_y, groups, stride, padding, dilation, finish, end, shortcut, out)
     else:
-        _divide(thread_count(), source, weight, backward, size, of_y, groups, stride, padding, dilation, finish, end,
-                shortcut, out)  # fmt: skip
-
-
-@apart_jit
-def _pixels(
-    images: int, each: int, v: Axis, h: Axis, rows: ndarray, columns: ndarray, channels: int
-) -> tuple[ndarray, ndarray, ndarray]:
-    """Return the offsets of the pixels of each rectangle in x and in dy, and where those of a rectangle begin.
-
-    A rectangle has up to `each` rows here, of each of the images.
-    """
-    starts, count = np.empty(rows.shape[0] * columns.shape[0], np.int64), 0
-    size = images * v.pixels * h.pixels
-    of_x, of_dy = np.empty(size, np.int64), np.empty(size, np.int64)
-    for r in range(rows.shape[0]):
-        for q in range(columns.shape[0]):
-            starts[r * columns.shape[0] + q] = count
-            for image in range(images):
-                for i in range(min(each, rows[r, 1] - rows[r, 0])):
-                    line, of_y = image * v.source + i * v.step, image * v.out + i
-                    for j in range(columns[q, 1] - columns[q, 0]):
-                        of_x[count] = (line * h.source + j * h.step) * channels
-                        of_dy[count] = (of_y * h.out + j) * channels
-                        count += 1
-    return of_x, of_dy, starts
-
-
-@apart_jit
-def gradient_part(split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, total: ndarray) -> None:
-    """Sum dweight (kh * kw * C,) over part `split` of the pixels.
-
-    The rows of a tile (channels.py) are taps, and k is a pixel: of a band of a rectangle, or of a rectangle of several
-    small images. They depend on the sizes alone, and so do the bits.
-    """
-    batch, channels = x.shape[0], layer.groups
-    v, h = _axes(layer, False, x.shape[1:3], dy.shape[1:3], 0)
-    rows, columns = _runs(v), _runs(h)
-    taps_of_x, taps_of_weight = _offsets(layer, v, h, rows, columns)
-    each, images = _rows_of_band(layer, v, h, 1, 0), 1
-    if each == v.pixels:
-        images = max(1, min(batch // splits, MAX_COPY // (v.source * h.source * channels)))
-    of_x, of_dy, starts = _pixels(images, each, v, h, rows, columns, channels)
-    bands, pair, nothing = ceildiv(v.pixels, each), 2 * lanes(x), total[:0]
-    source, gradient = x.reshape(-1), dy.reshape(-1)
-    for i in range(total.size):
-        total[i] = 0
-    blocks = ceildiv(batch, images) * bands
-    for number in range(split * blocks // splits, (split + 1) * blocks // splits):
-        image, begin = number // bands * images, number % bands * each
-        some = min(images, batch - image)
-        for r in range(rows.shape[0]):
-            top, bottom = max(begin, rows[r, 0]), min(begin + each, rows[r, 1])
-            if top >= bottom:
-                continue
-            for q in range(columns.shape[0]):
-                left, wide = columns[q, 0], columns[q, 1] - columns[q, 0]
-                taps = (rows[r, 3] - rows[r, 2]) * (columns[q, 3] - columns[q, 2])
-                rectangle, channel = r * columns.shape[0] + q, 0
-                table, k = rectangle * v.taps * h.taps, starts[rectangle]
-                line = image * v.source + v.offset + top * v.step
-                at = (line * h.source + h.offset + left * h.step) * channels
-                b_at = ((image * v.out + top) * h.out + left) * channels
-                while channel < channels:
-                    width = pair if channels - channel >= pair else min(channels - channel, lanes(x))
-                    channel_panel(taps, some * (bottom - top) * wide, True, source, of_x[k:], taps_of_x[table:],
-                                  at + channel, gradient, of_dy[k:], b_at + channel, total, taps_of_weight[table:],
-                                  channel, width, False, nothing, 0, nothing)  # fmt: skip
-                    channel += width
+        # np.int64: another type of integer would compile _task once more
+        _divide(np.int64(thread_count()), source, weight, backward, size, of_y, groups, stride, padding, dilation,
+                finish, end, shortcut, out)  # fmt: skip

@@ -4,7 +4,7 @@ GROUP_SIZE follows from the second-level cache of the machine. The others do not
 decide where a sum is split: the bits would differ from one machine to another.
 """
 
-from minidl.engine.jit import L2
+from minidl.engine.jit import L2, VECTOR_BYTES
 from minidl.kernels.matmul.blocks import NR as NR
 
 MC = 512  # at most this many output pixels are in a block, unless a single row has more
@@ -20,6 +20,7 @@ MAX_COPY = 48 * 1024  # a block's copy has at most this many numbers, unless one
 MAX_PIECE = 96 * 1024  # about this many numbers of dweight are summed at a time: they stay in L2
 MAX_UNPACKED = 64  # with up to this many weights for each output, a copy of dy costs more than it saves
 MIN_TASKS = 16  # the weight gradient has about this many separate sums (pieces * parts), if there are enough pixels
+NARROW = tuple(size for size in (1, 2, 4, 8) if 8 * size <= VECTOR_BYTES)  # channels in a group of depthwise.py
 SERIAL = 250_000  # with up to this many products, a second thread costs more than it saves
 
 # Winograd's form (winograd.py)

@@ -28,11 +28,12 @@ from minidl.engine.jit import apart_jit, helper, parallel_jit, prange
 from minidl.kernels.matmul.blocks import LINE, aligned
 from minidl.kernels.matmul.tile import columns_of, lanes, panel, panel_width, panels_of, whole_vectors, widest_panel
 
-from . import depthwise
 from .blocks import Block, Cut, block_at, clear, copy, copy_pixels, copy_size, cut_into_blocks, gather, place
 from .channels import channel_panel, channel_width
+from .depthwise_gradient import gradient_part
 from .geometry import Layer, bundle_of, by_channels, ceildiv, forward_axis, inside, layer_of
 from .line_gradient import computes_taps, line_gradient
+from .rectangles import computes_gradient
 from .reference import Pair, Shape
 from .sizes import MAX_BUNDLE, MAX_PIECE, MAX_UNPACKED, MIN_TASKS, NR, SERIAL, WEIGHT_KC
 
@@ -46,6 +47,12 @@ def _pieces(layer: Layer) -> tuple[int, int, int]:
     panels, rows = ceildiv(layer.outer, NR), kernel[0] if kernel[0] * row <= MAX_PIECE else 1
     each = ceildiv(panels, ceildiv(panels, max(1, MAX_PIECE // (rows * row))))
     return rows, each * NR, layer.groups * (kernel[0] // rows) * ceildiv(panels, each)
+
+
+@helper
+def _count_of_pieces(layer: Layer, size: Pair, out: Pair) -> int:
+    """Return the number of pieces; size, out: of x and y."""
+    return 1 if computes_gradient(layer, size, out) else _pieces(layer)[2]
 
 
 @helper
@@ -71,7 +78,7 @@ def scratch_size(
     """Return how many elements backward_weight's scratch has; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
     layer = layer_of(w_shape, False, groups, stride, padding, dilation)
     size, pixels = w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3], x_shape[0] * out[0] * out[1]
-    splits = _splits(pixels, _pieces(layer)[2])
+    splits = _splits(pixels, _count_of_pieces(layer, x_shape[1:3], out))
     tasks = threads if pixels * size > SERIAL else 1
     return LINE + (splits * size if splits > 1 else 0) + tasks * _task_memory(layer, x_shape[2])
 
@@ -216,8 +223,8 @@ def _part(
     number: int, split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, memory: ndarray, total: ndarray
 ) -> None:
     """Sum piece `number` of dweight over part `split` of the pixels; total: a vector of the size of dweight."""
-    if depthwise.fits(layer, False, x.shape[1:3], dy.shape[1:3], depthwise.FEWEST):
-        depthwise.gradient_part(split, splits, layer, x, dy, total)
+    if computes_gradient(layer, x.shape[1:3], dy.shape[1:3]):
+        gradient_part(split, splits, layer, x, dy, total)
         return
     piece, across, outputs = _piece(number, layer, x, dy), by_channels(layer), layer.groups * layer.outer
     cut, columns = piece.cut, piece.columns
@@ -299,7 +306,7 @@ def backward_weight(
 ) -> None:  # fmt: skip
     """Compute dweight = dL/dweight from x (N, H, W, C) and dy (N, Ho, Wo, O)."""
     layer = layer_of(dweight.shape, False, groups, stride, padding, dilation)
-    pieces = _pieces(layer)[2]
+    pieces = _count_of_pieces(layer, x.shape[1:3], dy.shape[1:3])
     splits = _splits(dy.shape[0] * dy.shape[1] * dy.shape[2], pieces)
     each = _task_memory(layer, x.shape[2])
     tasks = (scratch.size - LINE - (splits * dweight.size if splits > 1 else 0)) // each

@@ -1,0 +1,124 @@
+"""Rectangles: outputs of a pass that read the same taps, and all of them within the image.
+
+An axis is divided into runs of such outputs (geometry.py explains passes and axes). With 3 taps and padding 1, it has
+three runs:
+
+    row 0           taps 1, 2
+    rows 1 ... -2   taps 0, 1, 2       on both axes: nine rectangles of pixels, each with one list of taps
+    last row        taps 0, 1
+
+So images need no zeros around them: they are read where they are. depthwise.py and depthwise_gradient.py do so, for
+groups of NARROW channels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy import ndarray
+
+from minidl.engine.jit import apart_jit, helper
+
+from .geometry import Axis, Layer, ceildiv, forward_axis, gradient_axis, layer_of
+from .reference import Pair, Shape
+from .sizes import MAX_COPY, NARROW
+
+FEWEST = 12  # pixels of a rectangle, on average, for a depthwise dweight; with fewer, weight_gradient.py is faster
+
+
+@apart_jit
+def runs_of(axis: Axis) -> ndarray:
+    """Return the runs of an axis, each as (first output, last output + 1, first tap, last tap + 1)."""
+    found, count = np.empty((axis.pixels, 4), np.int64), 0
+    for i in range(axis.pixels):
+        start = axis.offset + i * axis.step  # the place of tap 0
+        first = max(0, ceildiv(-start, axis.spacing))
+        last = max(first, min(axis.taps, ceildiv(axis.source - start, axis.spacing)))
+        if count == 0 or found[count - 1, 2] != first or found[count - 1, 3] != last:
+            found[count, 0], found[count, 2], found[count, 3] = i, first, last
+            count += 1
+        found[count - 1, 1] = i + 1
+    return found[:count]
+
+
+@helper
+def _lacks_taps(runs: ndarray) -> bool:
+    """Return whether a run has no taps."""
+    for i in range(runs.shape[0]):
+        if runs[i, 2] == runs[i, 3]:
+            return True
+    return False
+
+
+@helper
+def axes_of(layer: Layer, backward: bool, size: Pair, out: Pair, remainder: int) -> tuple[Axis, Axis]:
+    """Return the vertical and the horizontal axis of a pass (direct.py, _cut); size, out: of x and y."""
+    if backward:
+        return (
+            gradient_axis(layer, 0, size[0], out[0], remainder // layer.stride[1]),
+            gradient_axis(layer, 1, size[1], out[1], remainder % layer.stride[1]),
+        )
+    return forward_axis(layer, 0, size[0], out[0], 1), forward_axis(layer, 1, size[1], out[1], 1)
+
+
+@helper
+def passes_of(layer: Layer, backward: bool) -> int:
+    """Return the number of passes."""
+    return layer.stride[0] * layer.stride[1] if backward else 1
+
+
+@apart_jit
+def _fits(layer: Layer, backward: bool, size: Pair, out: Pair, fewest: int) -> bool:
+    """Return whether groups are narrow, each pixel has a tap, and a rectangle at least `fewest` pixels on average.
+
+    A pixel has no tap if its window is outside the image or, for dx, between windows (stride > kernel).
+    """
+    if layer.groups == 1 or layer.inner != layer.outer or layer.inner not in NARROW:
+        return False
+    pixels, rectangles, complete = 0, 0, True
+    for remainder in range(passes_of(layer, backward)):
+        v, h = axes_of(layer, backward, size, out, remainder)
+        rows, columns = runs_of(v), runs_of(h)
+        complete = complete and not (_lacks_taps(rows) or _lacks_taps(columns))
+        pixels, rectangles = pixels + v.pixels * h.pixels, rectangles + rows.shape[0] * columns.shape[0]
+    return complete and pixels >= fewest * rectangles
+
+
+@helper
+def is_computed(
+    w_shape: Shape, backward: bool, size: Pair, out: Pair, groups: int, stride: Pair, padding: Pair, dilation: Pair
+) -> bool:
+    """Return whether depthwise.py computes y or, if `backward`, dx; size, out: (height, width) of x and y."""
+    return _fits(layer_of(w_shape, backward, groups, stride, padding, dilation), backward, size, out, 1)
+
+
+@helper
+def computes_gradient(layer: Layer, size: Pair, out: Pair) -> bool:
+    """Return whether depthwise_gradient.py computes dweight; size, out: (height, width) of x and y."""
+    return _fits(layer, False, size, out, FEWEST if layer.inner == 1 else 1)
+
+
+@apart_jit
+def tap_offsets(layer: Layer, v: Axis, h: Axis, rows: ndarray, columns: ndarray) -> tuple[ndarray, ndarray]:
+    """Return the offsets of the taps in the source, and in the weights: v.taps * h.taps for each rectangle."""
+    taps, channels = v.taps * h.taps, layer.groups * layer.inner
+    count = rows.shape[0] * columns.shape[0] * taps
+    source, weight = np.empty(count, np.int64), np.empty(count, np.int64)
+    for r in range(rows.shape[0]):
+        for q in range(columns.shape[0]):
+            k = (r * columns.shape[0] + q) * taps
+            for s in range(rows[r, 2], rows[r, 3]):
+                for t in range(columns[q, 2], columns[q, 3]):
+                    u, column = v.tap + s * v.tap_step, h.tap + t * h.tap_step
+                    source[k] = (s * v.spacing * h.source + t * h.spacing) * channels
+                    weight[k] = (u * layer.kernel[1] + column) * layer.inner * channels
+                    k += 1
+    return source, weight
+
+
+@helper
+def rows_of_band(layer: Layer, v: Axis, h: Axis, batch: int, tasks: int) -> int:
+    """Return how many rows of outputs are computed together: what they read stays in L2, and each task has some."""
+    rows = max(1, min(v.pixels, MAX_COPY // (v.step * h.source * layer.groups * layer.inner)))
+    while rows > 1 and batch * ceildiv(v.pixels, rows) < 4 * tasks:
+        rows = ceildiv(rows, 2)
+    return ceildiv(v.pixels, ceildiv(v.pixels, rows))

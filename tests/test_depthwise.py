@@ -1,0 +1,140 @@
+"""Groups of 1, 2, 4 and 8 channels: y, dx and dweight from images and weights that are read where they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minidl.engine.jit import set_threads, threads
+from minidl.kernels.conv import cpu, rectangles
+from minidl.kernels.conv.reference import output_length
+from minidl.kernels.conv.sizes import NARROW
+
+Options = tuple[int, tuple[int, int], tuple[int, int], tuple[int, int], bool]
+DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+
+
+def between_nan(shape: tuple[int, ...], dtype: type, random: np.random.Generator) -> np.ndarray:
+    """Return random numbers, with NaN before and after them in memory."""
+    memory = np.full(int(np.prod(shape)) + 128, np.nan, dtype)
+    inner = memory[64:-64].reshape(shape)
+    inner[:] = random.standard_normal(shape)
+    return inner
+
+
+def check_and_strip(memory: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the array in the middle of `memory`, around which nothing was written."""
+    assert (memory[:64] == 7).all() and (memory[-64:] == 7).all()
+    return memory[64:-64].reshape(shape)
+
+
+def compute(
+    x: np.ndarray, weight: np.ndarray, dy: np.ndarray, options: Options, end: tuple[np.ndarray, ...] = ()
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return y, dx and dweight of the kernels. end: bias, scale, shift and the shortcuts of y and of dx."""
+    none = x.reshape(-1)[:0]
+    bias, scale, shift, of_y, of_dx = end or (none,) * 5
+
+    def run(like: np.ndarray, size: str, *arguments: object) -> np.ndarray:
+        memory = np.full(like.size + 128, 7, like.dtype)
+        scratch = np.full(getattr(cpu, f"{size}_scratch")(x.shape, weight.shape, *options), np.nan, like.dtype)
+        getattr(cpu, size)(*arguments, scratch, memory[64:-64].reshape(like.shape))
+        return check_and_strip(memory, like.shape)
+
+    y = run(dy, "forward", x, weight, bias, scale, shift, of_y, bool(end), *options, none)
+    dx = run(x, "backward_input", dy, weight, of_dx, *options)
+    return y, dx, run(weight, "backward_weight", x, dy, *options)
+
+
+def expected(
+    x: np.ndarray, weight: np.ndarray, dy: np.ndarray, options: Options
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the same in float64, one tap after the other."""
+    groups, stride, padding, dilation, _ = options
+    size, out = x.shape[3] // groups, dy.shape[1:3]
+    padded = np.pad(x.astype(np.float64), [(0, 0), *((p, p) for p in padding), (0, 0)])
+    w = weight.astype(np.float64).reshape(*weight.shape[:3], groups, size)
+    gradient = dy.astype(np.float64).reshape(*dy.shape[:3], groups, size)
+    y, dx, dweight = np.zeros(gradient.shape), np.zeros(padded.shape), np.zeros(w.shape)
+    for u in range(weight.shape[0]):
+        for v in range(weight.shape[1]):
+            rows = slice(u * dilation[0], u * dilation[0] + (out[0] - 1) * stride[0] + 1, stride[0])
+            columns = slice(v * dilation[1], v * dilation[1] + (out[1] - 1) * stride[1] + 1, stride[1])
+            patch = padded[:, rows, columns].reshape(*gradient.shape)
+            y += np.einsum("nijgk,kgo->nijgo", patch, w[u, v])
+            dx[:, rows, columns] += np.einsum("nijgo,kgo->nijgk", gradient, w[u, v]).reshape(dy.shape)
+            dweight[u, v] = np.einsum("nijgk,nijgo->kgo", patch, gradient)
+    inner = dx[:, padding[0] : padding[0] + x.shape[1], padding[1] : padding[1] + x.shape[2]]
+    return y.reshape(dy.shape), inner, dweight.reshape(weight.shape)
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_any_geometry(size: int, dtype: type) -> None:
+    """Kernels, strides, dilations and paddings at random, among them pixels without taps; nothing is read or written
+    outside."""
+    random, computed = np.random.default_rng(size), 0
+    for _ in range(60):
+        groups, batch = int(random.integers(2, 80 // size)), int(random.integers(1, 5))
+        kernel, image = random.integers(1, 6, 2), random.integers(1, 20, 2)
+        limits = (1, 4), (1, 3), (0, 4)
+        stride, dilation, padding = (tuple(int(i) for i in random.integers(low, high, 2)) for low, high in limits)
+        out = [output_length(*axis) for axis in zip(image, kernel, stride, padding, dilation)]
+        if min(out) < 1:
+            continue
+        channels, options = groups * size, (groups, stride, padding, dilation, True)
+        x, dy = (between_nan((batch, *shape, channels), dtype, random) for shape in (image, out))
+        weight = between_nan((*kernel, size, channels), dtype, random)
+        geometry = x.shape[1:3], dy.shape[1:3], *options[:4]
+        computed += rectangles.is_computed(weight.shape, False, *geometry)
+        for found, exact in zip(compute(x, weight, dy, options), expected(x, weight, dy, options)):
+            tolerance = (1e-5 if dtype is np.float32 else 1e-13) * max(1, np.abs(exact).max())
+            np.testing.assert_allclose(found, exact, rtol=0, atol=tolerance)
+    assert computed > 20 or size not in NARROW  # the kernels of this file were tested
+
+
+@DTYPES
+def test_the_end_of_a_layer(dtype: type) -> None:
+    """Bias, scale, shift, shortcut and relu; channels that do not fill vectors."""
+    for channels in (1, 3, 16, 17, 40, 64, 70):
+        random = np.random.default_rng(channels)
+        options = (channels * 2, (1, 2), (1, 1), (1, 1), True)
+        x, dy = (random.standard_normal((2, 9, wide, channels * 2)).astype(dtype) for wide in (12, 6))
+        weight = random.standard_normal((3, 3, 1, channels * 2)).astype(dtype)
+        bias, scale, shift = (random.standard_normal(channels * 2).astype(dtype) for _ in range(3))
+        of_y, of_dx = dy[::-1], x[::-1]
+        y, dx, _ = compute(x, weight, dy, options, (bias, scale, shift, of_y.flatten(), of_dx.flatten()))
+        exact_y, exact_dx, _ = expected(x, weight, dy, options)
+        tolerance = 1e-4 if dtype is np.float32 else 1e-12
+        ended = np.maximum((exact_y + bias) * scale + shift + of_y, 0)
+        np.testing.assert_allclose(y, ended, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(dx, exact_dx + of_dx, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_bits_depend_neither_on_the_batch_nor_on_the_threads(size: int) -> None:
+    """dweight sums over the images, so it depends on the batch."""
+    random, before = np.random.default_rng(0), threads()
+    x, dy = (random.standard_normal((40, 14, 15, 64), np.float32) for _ in range(2))
+    weight = random.standard_normal((3, 3, size, 64), np.float32)
+    options = (64 // size, (1, 1), (1, 1), (1, 1), True)
+    many = compute(x, weight, dy, options)
+    try:
+        for count in {1, min(2, before), before}:
+            set_threads(count)
+            for found, exact in zip(compute(x, weight, dy, options), many):
+                np.testing.assert_array_equal(found, exact)
+            for found, exact in zip(compute(x[7:9], weight, dy[7:9], options)[:2], many):
+                np.testing.assert_array_equal(found, exact[7:9])
+    finally:
+        set_threads(before)
+
+
+def test_nan_stays_in_its_group_and_window() -> None:
+    random = np.random.default_rng(0)
+    x, weight = random.standard_normal((2, 9, 9, 32), np.float32), random.standard_normal((3, 3, 4, 32), np.float32)
+    x[1, 4, 4, 9] = np.nan
+    y, _, _ = compute(x, weight, x, (8, (1, 1), (1, 1), (1, 1), True))
+    spoiled = np.zeros(y.shape, bool)
+    spoiled[1, 3:6, 3:6, 8:12] = True
+    np.testing.assert_array_equal(np.isnan(y), spoiled)
