@@ -28,6 +28,7 @@ from minidl.kernels.conv.choice import (
     winograd_form,
 )
 from minidl.kernels.conv.forms import stride_of, tile_of, weight_plane, weight_planes
+from minidl.kernels.conv.sizes import NARROW
 from minidl.kernels.conv.transforms import EIGHT_POINTS, FOUR_POINTS, SIX_POINTS, matrices, spaced, strided
 
 Arrays = dict[str, np.ndarray]
@@ -233,7 +234,10 @@ def test_the_rule_that_selects_a_form() -> None:
     assert winograd_form((14, 14), five, 32, 64, one, one, 1) == F4X4_5X5
     assert winograd_form((32, 32), three, 16, 16, one, (2, 2), 1) == F4X4_3X3
     assert winograd_form((32, 32), three, 16, 16, one, (1, 16), 1) == F2X2_3X3
-    assert winograd_form((32, 32), three, 16, 16, one, one, 4) == F4X4_3X3
+    assert winograd_form((32, 32), three, 16, 20, one, one, 4) == F4X4_3X3
+    assert winograd_form((32, 32), three, 32, 32, one, one, 4) == F4X4_3X3
+    narrow = winograd_form((32, 32), three, 16, 16, one, one, 4)  # 4 channels in a group: depthwise.py
+    assert narrow == (DIRECT if 4 in NARROW else F4X4_3X3)
     assert winograd_form((32, 32), three, 8, 16, one, one, 1) == F4X4_3X3
     assert winograd_form((14, 14), five, 6, 16, one, one, 1) == F4X4_5X5
     two = (2, 2)

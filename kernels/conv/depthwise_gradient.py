@@ -24,7 +24,6 @@ from .rectangles import axes_of, rows_of_band, runs_of, tap_offsets
 from .sizes import MAX_COPY, NARROW
 
 
-
 @helper
 def _taps_of_tile(size: int) -> int:
     """Return how many taps a tile has, for groups of `size` channels: together up to 24 vectors of sums."""
