@@ -42,8 +42,7 @@ def forward_scratch(
         return fast.forward_scratch(form, x_shape, w_shape, padding, dilation)
     if pointwise.is_product(w_shape, groups, stride, padding):
         return matmul.nn_scratch(_pixels(x_shape), w_shape[3], x_shape[3])
-    out = output_size(x_shape, w_shape, stride, padding, dilation)
-    if rectangles.is_computed(w_shape, False, x_shape[1:3], out, groups, stride, padding, dilation):
+    if rectangles.is_narrow(w_shape, groups):
         return depthwise.scratch_size(w_shape)
     return int(direct.scratch_size(threads(), x_shape, w_shape, False, groups, stride, padding, dilation))
 
@@ -57,8 +56,7 @@ def packed_size(
         return fast.packed_size(form, x_shape, w_shape, padding, dilation)
     if pointwise.is_product(w_shape, groups, stride, padding):
         return matmul.packed_size(_pixels(x_shape), w_shape[3], x_shape[3])
-    out = output_size(x_shape, w_shape, stride, padding, dilation)
-    if rectangles.is_computed(w_shape, False, x_shape[1:3], out, groups, stride, padding, dilation):
+    if rectangles.is_narrow(w_shape, groups):
         return 0
     return int(direct.packed_size(w_shape, groups, stride, padding, dilation))
 
@@ -72,8 +70,7 @@ def backward_input_scratch(
         return fast.backward_input_scratch(form, x_shape, w_shape, padding, dilation)
     if pointwise.is_product(w_shape, groups, stride, padding):
         return matmul.nt_scratch(_pixels(x_shape), x_shape[3], w_shape[3])
-    out = output_size(x_shape, w_shape, stride, padding, dilation)
-    if rectangles.is_computed(w_shape, True, x_shape[1:3], out, groups, stride, padding, dilation):
+    if rectangles.is_narrow(w_shape, groups):
         return depthwise.scratch_size(w_shape)
     return int(direct.scratch_size(threads(), x_shape, w_shape, True, groups, stride, padding, dilation))
 
@@ -103,7 +100,7 @@ def forward(
                      fast.no_norms(scratch))  # fmt: skip
     elif pointwise.is_product(weight.shape, groups, stride, padding):
         pointwise.forward(x, weight, bias, scale, shift, shortcut, relu, packed, scratch, y)
-    elif rectangles.is_computed(weight.shape, False, x.shape[1:3], y.shape[1:3], groups, stride, padding, dilation):
+    elif rectangles.is_narrow(weight.shape, groups):
         depthwise.convolve(x, weight, False, bias, scale, shift, shortcut, relu, groups, stride, padding, dilation,
                            scratch, y)  # fmt: skip
     else:
@@ -122,7 +119,7 @@ def backward_input(
         fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, fast.no_norms(scratch))
     elif pointwise.is_product(weight.shape, groups, stride, padding):
         pointwise.backward_input(dy, weight, shortcut, scratch, dx)
-    elif rectangles.is_computed(weight.shape, True, dx.shape[1:3], dy.shape[1:3], groups, stride, padding, dilation):
+    elif rectangles.is_narrow(weight.shape, groups):
         none = scratch[:0]
         depthwise.convolve(dy, weight, True, none, none, none, shortcut, False, groups, stride, padding, dilation,
                            scratch, dx)  # fmt: skip

@@ -35,6 +35,7 @@ from minidl.kernels.matmul.blocks import LINE, aligned
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.tile import end_of_layer, lanes, whole_vectors
 
+from .blocks import clear
 from .channels import channel_of_group, columns_within
 from .geometry import Axis, Layer, ceildiv, layer_of
 from .rectangles import axes_of, passes_of, rows_of_band, runs_of, tap_offsets
@@ -43,7 +44,7 @@ from .rows import fill_end
 from .sizes import NARROW, NR, SERIAL
 
 HEIGHTS = (8, 6, 4, 2, 1) if REGISTERS == 32 else (4, 2, 1)  # pixels of a tile: two vectors of sums for each
-HEIGHTS_OF_GROUPS = HEIGHTS[0], 4, 1  # of groups of several channels: fewer, since they take longer to compile
+FEW_HEIGHTS = HEIGHTS[0], 4, 1  # of a single vector, and of groups of several channels: fewer are compiled faster
 
 
 @instructions
@@ -84,11 +85,10 @@ def _tile(
         others = [e.at(shortcut, e.times(i, c_row)) for i in numbers]
         e.write(end_of_layer(e, sums, width, finish, end, end_step, others, adds), rows_of_c, width)
 
-    def tiles(channels: int) -> None:
-        heights = HEIGHTS if channels == 1 else HEIGHTS_OF_GROUPS
-        e.fewest_vectors(width, 2, lambda vectors: e.lowest(rows, heights, partial(tile, channels, vectors)))
+    def heights(channels: int, vectors: int) -> None:
+        e.lowest(rows, HEIGHTS if channels == 1 and vectors == 2 else FEW_HEIGHTS, partial(tile, channels, vectors))
 
-    e.lowest(size, NARROW[::-1], tiles)
+    e.lowest(size, NARROW[::-1], lambda channels: e.fewest_vectors(width, 2, partial(heights, channels)))
 
 
 @apart_jit
@@ -96,12 +96,14 @@ def _pass(
     task: int, tasks: int, layer: Layer, v: Axis, h: Axis, batch: int, source: ndarray, weight: ndarray, finish: bool,
     end: ndarray, shortcut: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """Compute this task's bands of a pass. If `finish`, also apply the end of the layer."""
+    """Compute this task's bands of a pass. If `finish`, also apply the end of the layer. In `end`, zeros follow it."""
+    if v.pixels * h.pixels == 0:  # the image has fewer pixels than the stride
+        return
     channels, rows, columns = layer.groups * layer.inner, runs_of(v), runs_of(h)
     a_offsets, b_offsets = tap_offsets(layer, v, h, rows, columns)
-    line, c_line = h.source * channels, h.out * channels
-    each, pair = rows_of_band(layer, v, h, batch, tasks), 2 * lanes(out)
-    end_step, adds = end.size // 4, shortcut.size > 0
+    line, c_line, adds = h.source * channels, h.out * channels, shortcut.size > 0
+    each, pair, end_step = rows_of_band(layer, v, h, batch, tasks), 2 * lanes(out), whole_vectors(channels, out)
+    zeros = end[4 * end_step :]
     bands = ceildiv(v.pixels, each)
     for number in range(task * batch * bands // tasks, (task + 1) * batch * bands // tasks):
         image, begin = number // bands, number % bands * each
@@ -120,14 +122,17 @@ def _pass(
                 pixels, a_row, to_row = right - left, h.step * channels, h.stride * channels
                 if lines > pixels:
                     lines, pixels, a_line, a_row, to_line, to_row = pixels, lines, a_row, a_line, to_row, to_line
+                a, b = source, weight
+                if taps == 0:  # a window outside the image or, for dx, a pixel between windows: one product, 0 * 0
+                    a, b, at, a_line, a_row, taps, table = zeros, zeros, 0, 0, 0, 1, a_offsets.size - 1
                 for i in range(lines):
                     for first in range(0, pixels, HEIGHTS[0]):
                         some, channel = min(HEIGHTS[0], pixels - first), 0
                         a_at, c_at = at + i * a_line + first * a_row, to + i * to_line + first * to_row
                         while channel < channels:
                             width = pair if channels - channel >= pair else min(channels - channel, lanes(out))
-                            _tile(layer.inner, some, taps, table, source, a_offsets, a_at + channel, a_row, weight,
-                                  b_offsets, channel, channels, out, c_at + channel, to_row, width, finish, end,
+                            _tile(layer.inner, some, taps, table, a, a_offsets, a_at + channel, a_row, b, b_offsets,
+                                  channel, channels, out, c_at + channel, to_row, width, finish, end,
                                   end_step, shortcut, adds)  # fmt: skip
                             channel += width
 
@@ -147,7 +152,7 @@ def _task(
 
 def scratch_size(w_shape: Shape) -> int:
     """Return the number of elements of convolve's scratch."""
-    return int(4 * (w_shape[3] + NR) + LINE + w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3])
+    return int(4 * (w_shape[3] + NR) + LINE + (w_shape[0] * w_shape[1] + 1) * w_shape[2] * w_shape[3])
 
 
 @apart_jit
@@ -180,12 +185,14 @@ def convolve(
     out: ndarray,
 ) -> None:  # fmt: skip
     """Compute out = y from source = x or, if `backward`, out = dx from source = dy, as direct.py does."""
-    end = aligned(scratch)[: 4 * whole_vectors(weight.shape[3], out)]
-    fill_end(bias, scale, shift, relu, 1, 1, end)
+    row, zeros = whole_vectors(weight.shape[3], out), weight.shape[2] * weight.shape[3]
+    end, rest = aligned(scratch)[: 4 * row + zeros], aligned(scratch)[4 * row + zeros :]
+    fill_end(bias, scale, shift, relu, 1, 1, end[: 4 * row])
+    clear(end[4 * row :])
     finish = relu or bias.size + scale.size + shortcut.size > 0
     size, of_y = (out.shape[1:3], source.shape[1:3]) if backward else (source.shape[1:3], out.shape[1:3])
     if backward and weight.shape[2] > 1:
-        turned = aligned(scratch)[end.size :][: weight.size]
+        turned = rest[: weight.size]
         _transpose(weight, turned)
         weight = turned.reshape(weight.shape)
     if source.shape[0] * size[0] * size[1] * weight.size <= SERIAL * stride[0] * stride[1]:

@@ -18,7 +18,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, helper
 
-from .geometry import Axis, Layer, ceildiv, forward_axis, gradient_axis, layer_of
+from .geometry import Axis, Layer, ceildiv, forward_axis, gradient_axis
 from .reference import Pair, Shape
 from .sizes import MAX_COPY, NARROW
 
@@ -41,15 +41,6 @@ def runs_of(axis: Axis) -> ndarray:
 
 
 @helper
-def _lacks_taps(runs: ndarray) -> bool:
-    """Return whether a run has no taps."""
-    for i in range(runs.shape[0]):
-        if runs[i, 2] == runs[i, 3]:
-            return True
-    return False
-
-
-@helper
 def axes_of(layer: Layer, backward: bool, size: Pair, out: Pair, remainder: int) -> tuple[Axis, Axis]:
     """Return the vertical and the horizontal axis of a pass (direct.py, _cut); size, out: of x and y."""
     if backward:
@@ -66,43 +57,29 @@ def passes_of(layer: Layer, backward: bool) -> int:
     return layer.stride[0] * layer.stride[1] if backward else 1
 
 
+@helper
+def is_narrow(w_shape: Shape, groups: int) -> bool:
+    """Return whether depthwise.py computes y and dx of a layer with weights (kh, kw, C / groups, O)."""
+    return groups > 1 and w_shape[2] * groups == w_shape[3] and w_shape[2] in NARROW
+
+
 @apart_jit
-def _fits(layer: Layer, backward: bool, size: Pair, out: Pair, fewest: int) -> bool:
-    """Return whether groups are narrow, each pixel has a tap, and a rectangle at least `fewest` pixels on average.
-
-    A pixel has no tap if its window is outside the image or, for dx, between windows (stride > kernel).
-    """
-    if layer.groups == 1 or layer.inner != layer.outer or layer.inner not in NARROW:
-        return False
-    pixels, rectangles, complete = 0, 0, True
-    for remainder in range(passes_of(layer, backward)):
-        v, h = axes_of(layer, backward, size, out, remainder)
-        rows, columns = runs_of(v), runs_of(h)
-        complete = complete and not (_lacks_taps(rows) or _lacks_taps(columns))
-        pixels, rectangles = pixels + v.pixels * h.pixels, rectangles + rows.shape[0] * columns.shape[0]
-    return complete and pixels >= fewest * rectangles
-
-
-@helper
-def is_computed(
-    w_shape: Shape, backward: bool, size: Pair, out: Pair, groups: int, stride: Pair, padding: Pair, dilation: Pair
-) -> bool:
-    """Return whether depthwise.py computes y or, if `backward`, dx; size, out: (height, width) of x and y."""
-    return _fits(layer_of(w_shape, backward, groups, stride, padding, dilation), backward, size, out, 1)
-
-
-@helper
 def computes_gradient(layer: Layer, size: Pair, out: Pair) -> bool:
     """Return whether depthwise_gradient.py computes dweight; size, out: (height, width) of x and y."""
-    return _fits(layer, False, size, out, FEWEST if layer.inner == 1 else 1)
+    if layer.groups == 1 or layer.inner != layer.outer or layer.inner not in NARROW:
+        return False
+    v, h = axes_of(layer, False, size, out, 0)
+    rectangles = runs_of(v).shape[0] * runs_of(h).shape[0]
+    return layer.inner > 1 or v.pixels * h.pixels >= FEWEST * rectangles
 
 
 @apart_jit
 def tap_offsets(layer: Layer, v: Axis, h: Axis, rows: ndarray, columns: ndarray) -> tuple[ndarray, ndarray]:
-    """Return the offsets of the taps in the source, and in the weights: v.taps * h.taps for each rectangle."""
+    """Return the offsets of the taps in the source, and in the weights: v.taps * h.taps for each rectangle, and a 0."""
     taps, channels = v.taps * h.taps, layer.groups * layer.inner
-    count = rows.shape[0] * columns.shape[0] * taps
+    count = rows.shape[0] * columns.shape[0] * taps + 1
     source, weight = np.empty(count, np.int64), np.empty(count, np.int64)
+    source[count - 1] = weight[count - 1] = 0
     for r in range(rows.shape[0]):
         for q in range(columns.shape[0]):
             k = (r * columns.shape[0] + q) * taps

@@ -36,9 +36,12 @@ class PackedWeights:
         for call in calls:
             weight = call.arguments.get(WEIGHTS.get(call.name, ""))
             if weight is not None and weight.memory.name == "theta":
-                calls.replace(call, call.replaced(packed=self._place(call, weight)))
+                place = self._place(call, weight)
+                if place:
+                    calls.replace(call, call.replaced(packed=place))
 
-    def _place(self, call: Call, weight: Place) -> Place:
+    def _place(self, call: Call, weight: Place) -> Place | None:
+        """Return the place for the packed weights of a call, None if it reads weights as they are."""
         cpu = Device("cpu")
         key: tuple[Hashable, ...] = (weight.offset, weight.like.shape, weight.like.dtype)
         if call.name == "matmul.nn":
@@ -47,6 +50,8 @@ class PackedWeights:
             shape, options = call.arguments["x"].like.shape, [call.arguments[name] for name in OPTIONS]
             size = cpu.conv.packed_size(shape, weight.like.shape, *options)
             key += shape[1:3], *options
+        if size == 0:
+            return None
         key += (size,)  # instead of the number of images: few images may have another form
         memory = self.vectors.get(key)
         if memory is None:
