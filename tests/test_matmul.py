@@ -67,7 +67,7 @@ def test_products_of_few_rows_have_the_bits_of_many(depth: int, columns: int, dt
             assert product(rows, parts).tobytes() == many[:rows].tobytes()
 
 
-@pytest.mark.parametrize("rows, depth, columns", [(301, 270, 144), (150, 70, 33), (97, 300, 96)])
+@pytest.mark.parametrize("rows, depth, columns", [(301, 270, 144), (150, 70, 33), (97, 300, 96), (20, 300, 9)])
 def test_bits_of_high_products_do_not_depend_on_the_number_of_threads(rows: int, depth: int, columns: int) -> None:
     """A thread computes rows of all columns."""
     random = np.random.default_rng(0)

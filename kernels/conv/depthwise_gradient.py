@@ -92,10 +92,10 @@ def _pixels(
 
 @apart_jit
 def gradient_part(split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, total: ndarray) -> None:
-    """Sum dweight (kh * kw * C,) over part `split` of the pixels.
+    """Sum dweight (kh * kw * size * C,) over part `split` of the pixels.
 
-    The rows of a tile (channels.py) are taps, and k is a pixel: of a band of a rectangle, or of a rectangle of several
-    small images. They depend on the sizes alone, and so do the bits.
+    A sum goes over the pixels of a band of a rectangle, or of a rectangle of several small images. Bands and blocks of
+    images depend on the sizes alone, and so do the bits.
     """
     batch, size, channels = x.shape[0], layer.inner, layer.groups * layer.inner
     most = _taps_of_tile(size)
@@ -130,6 +130,6 @@ def gradient_part(split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray
                     width = pair if channels - channel >= pair else min(channels - channel, lanes(x))
                     for tap in range(0, taps, most):
                         _tile(size, min(most, taps - tap), some * (bottom - top) * wide, source, of_x[k:],
-                                       taps_of_x[table + tap :], at + channel, gradient, of_dy[k:], b_at + channel,
-                                       total, taps_of_weight[table + tap :], channel, channels, width)  # fmt: skip
+                              taps_of_x[table + tap :], at + channel, gradient, of_dy[k:], b_at + channel, total,
+                              taps_of_weight[table + tap :], channel, channels, width)  # fmt: skip
                     channel += width

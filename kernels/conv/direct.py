@@ -171,7 +171,7 @@ def _pass(
     rows_of_sums = np.arange(CHUNK) * panel_width(sums)
     apart = layer.groups > 1 and h.bundle > 1  # in y, other groups lie between the outputs of a bundle
     a_offsets = _source_offsets(cut, products_of(cut, pixels > 0))
-    b_offsets = np.arange(a_offsets.size) * row_of_outputs(layer, 1, packed)  # if vectors extend across groups
+    b_offsets = np.arange(a_offsets.size if across else 0) * row_of_outputs(layer, 1, packed)
     groups, columns, width = layer.groups, h.bundle * layer.outer, panel_width(packed)
     panels = panels_of(columns, packed)
     if across:

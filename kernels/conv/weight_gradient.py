@@ -230,7 +230,7 @@ def _part(
     cut, columns = piece.cut, piece.columns
     a_rows, c_rows = _weight_offsets(cut, x)
     a_offsets = _pixel_offsets(cut)
-    b_offsets = np.arange(a_offsets.size) * piece.dy_step  # if vectors extend across groups
+    b_offsets = np.arange(a_offsets.size if across else 0) * piece.dy_step
     neighbours = not across and cut.h.bundle == 1 and computes_taps(cut.h, widest_panel(columns, x), x)
     x_rows, sum_rows = _of_first_taps(cut, a_rows), _of_first_taps(cut, c_rows)
 

@@ -276,8 +276,9 @@ def _divide(a: Left, b: Right, depth: int, bias: ndarray, relu: bool, scratch: n
         elif _divides_rows(parts, out):
             strips = (out.shape[0] + PRODUCT_MR - 1) // PRODUCT_MR
             top, bottom = number * strips // parts * PRODUCT_MR, (number + 1) * strips // parts * PRODUCT_MR
-            rows = Left(a.numbers[top * a.row :], a.row, a.step)
-            _share(0, 1, rows, b, depth, bias, relu, own, out[top:bottom])
+            if top < bottom:
+                rows = Left(a.numbers[top * a.row :], a.row, a.step)
+                _share(0, 1, rows, b, depth, bias, relu, own, out[top:bottom])
         else:
             _share(number, parts, a, b, depth, bias, relu, own, out)
 
