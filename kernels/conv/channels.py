@@ -1,6 +1,6 @@
 """The tile for groups with few output channels (depthwise: one), where a vector extends across groups.
 
-    c[c_rows[i] + j]  =  sum over k of   a[a_rows[i] + a_offsets[k] + j]  *  b[b_offsets[k] + j]
+    c[c_rows[i] + j]  =  sum over k of   a[a_rows[i] + a_offsets[k] + j]  *  b[k * b_step + j]
 
 matmul/tile.py explains the arguments. Lane j is an output channel. Each lane needs its own number of a, so both
 operands of a multiplication are vectors, and each multiply-add needs a load. In the micro-kernel of matmul/tile.py, all
@@ -35,7 +35,7 @@ def channel_of_group(e: Emitter, vector: Value, m: int, size: int) -> Value:
 @instructions
 def _tile(
     e: Emitter, rows: Value, depth: Value, accumulate: Value, a: Value, a_offsets: Value, a_rows: Value, a_at: Value,
-    b: Value, b_offsets: Value, b_at: Value, c: Value, c_rows: Value, c_at: Value, width: Value,
+    b: Value, b_at: Value, b_step: Value, c: Value, c_rows: Value, c_at: Value, width: Value,
     finish: Value, end: Value, end_at: Value, end_step: Value, shortcut: Value, adds: Value,
 ) -> None:  # fmt: skip
     a, b, c, shortcut = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(shortcut, c_at)
@@ -46,12 +46,14 @@ def _tile(
         rows_of_a = [e.at(a, e.number(a_rows, i)) for i in numbers]
         e.prefetch_rows(rows_of_c, vectors)
 
-        def add_products(sums: Sums, k: Value) -> Sums:
-            weights, at = columns_within(e, e.at(b, e.number(b_offsets, k)), vectors, width), e.number(a_offsets, k)
-            numbers = [columns_within(e, e.at(row, at), vectors, width) for row in rows_of_a]
-            return {(i, v): e.multiply_add(numbers[i][v], weights[v], total) for (i, v), total in sums.items()}
+        def add_products(sums: Sums, k: Value, b_k: Value) -> Sums:
+            weights, at = e.columns(e.at(b, b_k), vectors), e.number(a_offsets, k)
+            return {
+                (i, v): e.multiply_add(e.load(e.at(rows_of_a[i], at), v * e.lanes), weights[v], total)
+                for (i, v), total in sums.items()
+            }
 
-        sums = e.loop(depth, [], e.zeros(MR, vectors), add_products)
+        sums = e.loop(depth, [(0, b_step)], e.zeros(MR, vectors), add_products)
         totals = e.plus(sums, accumulate, rows_of_c, width)
         others = [e.at(shortcut, e.number(c_rows, i)) for i in numbers]
         e.write(end_of_layer(e, totals, width, finish, e.at(end, end_at), end_step, others, adds), rows_of_c, width)
@@ -68,14 +70,14 @@ def channel_width(array: ndarray) -> int:
 @apart_jit
 def channel_panel(
     rows: int, depth: int, accumulate: bool, a: ndarray, a_offsets: ndarray, a_rows: ndarray, a_at: int,
-    b: ndarray, b_offsets: ndarray, b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
+    b: ndarray, b_at: int, b_step: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
     finish: bool, end: ndarray, end_at: int, shortcut: ndarray,
 ) -> None:  # fmt: skip
     """Compute a column of tiles: any number of rows, up to channel_width channels.
 
-    In a and b, two whole vectors must be readable for each k if `width` is more than one vector. b_offsets (depth,):
-    int64 offsets. The other arguments are those of matmul/tile.py's panel.
+    In a and b, channel_width numbers must be readable for each k. The arguments are those of matmul/tile.py's
+    panel.
     """
     for i in range(0, rows, MR):
-        _tile(min(MR, rows - i), depth, accumulate, a, a_offsets, a_rows[i:], a_at, b, b_offsets, b_at,
+        _tile(min(MR, rows - i), depth, accumulate, a, a_offsets, a_rows[i:], a_at, b, b_at, b_step,
               c, c_rows[i:], c_at, width, finish, end, end_at, end.size // 4, shortcut, shortcut.size > 0)  # fmt: skip

@@ -171,7 +171,6 @@ def _pass(
     rows_of_sums = np.arange(CHUNK) * panel_width(sums)
     apart = layer.groups > 1 and h.bundle > 1  # in y, other groups lie between the outputs of a bundle
     a_offsets = _source_offsets(cut, products_of(cut, pixels > 0))
-    b_offsets = np.arange(a_offsets.size if across else 0) * row_of_outputs(layer, 1, packed)
     groups, columns, width = layer.groups, h.bundle * layer.outer, panel_width(packed)
     panels = panels_of(columns, packed)
     if across:
@@ -185,7 +184,7 @@ def _pass(
             for p in range(panels):
                 at, channel = pixel + group * layer.outer + p * width, 0
                 if across:  # the panels are side by side
-                    each, b_step = min(width, columns - p * width), 0
+                    each, b_step = min(width, columns - p * width), row_of_outputs(layer, 1, packed)
                     end_at, b_at, channel = p * width, p * width, p * width
                 else:
                     each = columns_of(p, columns, packed)
@@ -202,8 +201,8 @@ def _pass(
                         rows = c_rows[first:last]
                         if across:
                             channel_panel(last - first, a_offsets.size, False, a, a_offsets, a_rows[first:last],
-                                          a_at + channel, packed, b_offsets, b_at, y, rows, at, some, finish, end,
-                                          end_at, shortcut)  # fmt: skip
+                                          a_at + channel, packed, b_at, b_step, y, rows, at, some, finish, end, end_at,
+                                          shortcut)  # fmt: skip
                         elif apart:
                             _sum(0, 0, 0, threes, a, a_offsets, a_rows[first:last], a_at, packed, b_at, b_step,
                                  sums, rows_of_sums, 0, some, False, end, 0, shortcut)  # fmt: skip

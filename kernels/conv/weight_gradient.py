@@ -230,7 +230,6 @@ def _part(
     cut, columns = piece.cut, piece.columns
     a_rows, c_rows = _weight_offsets(cut, x)
     a_offsets = _pixel_offsets(cut)
-    b_offsets = np.arange(a_offsets.size if across else 0) * piece.dy_step
     neighbours = not across and cut.h.bundle == 1 and computes_taps(cut.h, widest_panel(columns, x), x)
     x_rows, sum_rows = _of_first_taps(cut, a_rows), _of_first_taps(cut, c_rows)
 
@@ -256,8 +255,8 @@ def _part(
             column, width, step = _panel(p, piece, x)
             if across:
                 channel_panel(a_rows.size, pixels, accumulate, a, a_offsets, a_rows, a_at + column,
-                              b, b_offsets, b_at + column * b_panel, result, c_rows, at + column, width, False, x_copy,
-                              0, x_copy)  # fmt: skip
+                              b, b_at + column * b_panel, step, result, c_rows, at + column, width, False, x_copy, 0,
+                              x_copy)  # fmt: skip
             elif neighbours:
                 line_gradient(cut.h.taps, cut.h.step, block.images * block.rows, cut.h.pixels, accumulate, a, x_rows,
                               a_offsets, cut.pixel, a_at, b, b_at + column * b_panel, step, result, sum_rows,
