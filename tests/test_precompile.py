@@ -133,6 +133,29 @@ def test_types_are_encoded_and_decoded_without_loss() -> None:
     assert Device("cpu").conv.forward is precompile.Kernel("cpu", "conv", "forward", ()).function
 
 
+@pytest.mark.parametrize(
+    ("w_shape", "groups", "algorithm"),
+    [((3, 3, 64, 64), 1, "winograd"), ((1, 1, 64, 64), 1, "product"), ((3, 3, 1, 64), 64, "narrow"),
+     ((7, 7, 64, 64), 1, "direct")],
+)  # fmt: skip
+@pytest.mark.parametrize("winograd", [True, False])
+def test_a_convolution_is_the_kernel_of_one_algorithm(
+    w_shape: tuple[int, ...], groups: int, algorithm: str, winograd: bool
+) -> None:
+    x, weight, none = np.empty((2, 16, 16, 64), "f"), np.empty(w_shape, "f"), np.empty(0, "f")
+    padding = w_shape[0] // 2, w_shape[1] // 2
+    options = groups, (1, 1), padding, (1, 1), winograd
+    for name, arguments in (
+        ("forward", (x, weight, none, none, none, none, False, *options, none, none, x)),
+        ("backward_input", (x, weight, none, *options, none, x)),
+        ("backward_weight", (x, x, *options, none, weight)),
+    ):
+        kernel = precompile.Kernel.of("cpu", "conv", name, arguments)
+        expected = "direct" if algorithm == "winograd" and not winograd else algorithm
+        assert kernel.name == f"{expected}_{name}"
+        assert kernel.signature == tuple(map(numba_type, arguments)) and hasattr(kernel.function, "overloads")
+
+
 @pytest.mark.parametrize("name", list(optim.OPTIMIZERS))
 def test_an_optimizer_lists_the_kernels_that_it_calls(name: str) -> None:
     model = models.build("mlp", (4, 4, 1), 3)

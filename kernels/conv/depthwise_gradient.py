@@ -14,14 +14,18 @@ from functools import partial
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import REGISTERS, apart_jit, helper
+from minidl.engine.jit import REGISTERS, apart_jit, helper, parallel_jit, prange
+from minidl.engine.team import thread_count
+from minidl.kernels.matmul.blocks import LINE, aligned
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.tile import lanes
 
 from .channels import channel_of_group, channel_width, columns_within
-from .geometry import Axis, Layer, ceildiv
+from .geometry import Axis, Layer, ceildiv, layer_of
 from .rectangles import axes_of, rows_of_band, runs_of, tap_offsets
-from .sizes import MAX_COPY, NARROW
+from .reference import Pair, Shape
+from .sizes import MAX_COPY, NARROW, SERIAL
+from .weight_gradient import add_parts, splits_of
 
 
 @helper
@@ -91,7 +95,7 @@ def _pixels(
 
 
 @apart_jit
-def gradient_part(split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, total: ndarray) -> None:
+def _part(split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, total: ndarray) -> None:
     """Sum dweight (kh * kw * size * C,) over part `split` of the pixels.
 
     A sum goes over the pixels of a band of a rectangle, or of a rectangle of several small images. Bands and blocks of
@@ -133,3 +137,47 @@ def gradient_part(split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray
                               taps_of_x[table + tap :], at + channel, gradient, of_dy[k:], b_at + channel, total,
                               taps_of_weight[table + tap :], channel, channels, width)  # fmt: skip
                     channel += width
+
+
+@apart_jit
+def _task(
+    phase: int, task: int, tasks: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, parts: ndarray,
+    dweight: ndarray,
+) -> None:  # fmt: skip
+    """In phase 0, sum parts of the pixels. In phase 1, add up the parts for this task's section of dweight."""
+    total = dweight.reshape(-1)
+    if phase == 1:
+        add_parts(task, tasks, parts, splits, total)
+        return
+    for split in range(task * splits // tasks, (task + 1) * splits // tasks):
+        part = parts[split * total.size : (split + 1) * total.size] if splits > 1 else total
+        _part(split, splits, layer, x, dy, part)
+
+
+def scratch_size(out: Pair, x_shape: Shape, w_shape: Shape) -> int:
+    """Return the number of elements of backward_weight's scratch."""
+    splits = splits_of(x_shape[0] * out[0] * out[1], 1)
+    return int(LINE + (splits * w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3] if splits > 1 else 0))
+
+
+@parallel_jit
+def _divide(
+    tasks: int, splits: int, x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
+    parts: ndarray, dweight: ndarray,
+) -> None:  # fmt: skip
+    """Divide the parts, and then the sections of dweight, among the threads."""
+    for phase in range(2 if splits > 1 else 1):
+        for task in prange(tasks):  # task is unsigned; a tuple of tuples (a Layer) cannot be passed into the loop
+            layer = layer_of(dweight.shape, False, groups, stride, padding, dilation)
+            _task(phase, np.int64(task), tasks, splits, layer, x, dy, parts, dweight)
+
+
+@helper
+def backward_weight(
+    x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray,
+    dweight: ndarray,
+) -> None:  # fmt: skip
+    """Compute dweight = dL/dweight as weight_gradient.py does."""
+    pixels = dy.shape[0] * dy.shape[1] * dy.shape[2]
+    tasks = np.int64(thread_count() if pixels * dweight.size > SERIAL else 1)
+    _divide(tasks, splits_of(pixels, 1), x, dy, groups, stride, padding, dilation, aligned(scratch), dweight)

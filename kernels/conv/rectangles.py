@@ -18,7 +18,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, helper
 
-from .geometry import Axis, Layer, ceildiv, forward_axis, gradient_axis
+from .geometry import Axis, Layer, ceildiv, forward_axis, gradient_axis, layer_of
 from .reference import Pair, Shape
 from .sizes import MAX_COPY, NARROW
 
@@ -59,18 +59,19 @@ def passes_of(layer: Layer, backward: bool) -> int:
 
 @helper
 def is_narrow(w_shape: Shape, groups: int) -> bool:
-    """Return whether depthwise.py computes y and dx of a layer with weights (kh, kw, C / groups, O)."""
+    """Return whether a layer with weights (kh, kw, C / groups, O) has groups of few channels, as many in y as in x."""
     return groups > 1 and w_shape[2] * groups == w_shape[3] and w_shape[2] in NARROW
 
 
-@apart_jit
-def computes_gradient(layer: Layer, size: Pair, out: Pair) -> bool:
+def computes_gradient(
+    size: Pair, out: Pair, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
+) -> bool:
     """Return whether depthwise_gradient.py computes dweight; size, out: (height, width) of x and y."""
-    if layer.groups == 1 or layer.inner != layer.outer or layer.inner not in NARROW:
-        return False
-    v, h = axes_of(layer, False, size, out, 0)
+    if not is_narrow(w_shape, groups) or w_shape[2] > 1:
+        return bool(is_narrow(w_shape, groups))
+    v, h = axes_of(layer_of(w_shape, False, groups, stride, padding, dilation), False, size, out, 0)
     rectangles = runs_of(v).shape[0] * runs_of(h).shape[0]
-    return layer.inner > 1 or v.pixels * h.pixels >= FEWEST * rectangles
+    return v.pixels * h.pixels >= FEWEST * rectangles
 
 
 @apart_jit

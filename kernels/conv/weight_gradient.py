@@ -30,10 +30,8 @@ from minidl.kernels.matmul.tile import columns_of, lanes, panel, panel_width, pa
 
 from .blocks import Block, Cut, block_at, clear, copy, copy_pixels, copy_size, cut_into_blocks, gather, place
 from .channels import channel_panel, channel_width
-from .depthwise_gradient import gradient_part
 from .geometry import Layer, bundle_of, by_channels, ceildiv, forward_axis, inside, layer_of
 from .line_gradient import computes_taps, line_gradient
-from .rectangles import computes_gradient
 from .reference import Pair, Shape
 from .sizes import MAX_BUNDLE, MAX_PIECE, MAX_UNPACKED, MIN_TASKS, NR, SERIAL, WEIGHT_KC
 
@@ -50,13 +48,7 @@ def _pieces(layer: Layer) -> tuple[int, int, int]:
 
 
 @helper
-def _count_of_pieces(layer: Layer, size: Pair, out: Pair) -> int:
-    """Return the number of pieces; size, out: of x and y."""
-    return 1 if computes_gradient(layer, size, out) else _pieces(layer)[2]
-
-
-@helper
-def _splits(pixels: int, pieces: int) -> int:
+def splits_of(pixels: int, pieces: int) -> int:
     """Return into how many parts the pixels are cut; the number depends on the sizes alone."""
     return max(1, min(ceildiv(pixels, WEIGHT_KC) // 2, MIN_TASKS // pieces))
 
@@ -78,7 +70,7 @@ def scratch_size(
     """Return how many elements backward_weight's scratch has; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
     layer = layer_of(w_shape, False, groups, stride, padding, dilation)
     size, pixels = w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3], x_shape[0] * out[0] * out[1]
-    splits = _splits(pixels, _count_of_pieces(layer, x_shape[1:3], out))
+    splits = splits_of(pixels, _pieces(layer)[2])
     tasks = threads if pixels * size > SERIAL else 1
     return LINE + (splits * size if splits > 1 else 0) + tasks * _task_memory(layer, x_shape[2])
 
@@ -223,9 +215,6 @@ def _part(
     number: int, split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, memory: ndarray, total: ndarray
 ) -> None:
     """Sum piece `number` of dweight over part `split` of the pixels; total: a vector of the size of dweight."""
-    if computes_gradient(layer, x.shape[1:3], dy.shape[1:3]):
-        gradient_part(split, splits, layer, x, dy, total)
-        return
     piece, across, outputs = _piece(number, layer, x, dy), by_channels(layer), layer.groups * layer.outer
     cut, columns = piece.cut, piece.columns
     a_rows, c_rows = _weight_offsets(cut, x)
@@ -270,7 +259,7 @@ def _part(
 
 
 @helper
-def _add_parts(task: int, tasks: int, parts: ndarray, splits: int, total: ndarray) -> None:
+def add_parts(task: int, tasks: int, parts: ndarray, splits: int, total: ndarray) -> None:
     """Compute this task's section of `total`: add the vectors in `parts`, in order; splits: the number of vectors."""
     lo, hi = task * total.size // tasks, (task + 1) * total.size // tasks
     sums = total[lo:hi]
@@ -290,7 +279,7 @@ def _task(
     total = dweight.reshape(-1)
     mine = memory[memory.size - (task + 1) * each : memory.size - task * each]
     if phase == 1:
-        _add_parts(task, tasks, memory, splits, total)
+        add_parts(task, tasks, memory, splits, total)
         return
     for i in range(task * pieces * splits // tasks, (task + 1) * pieces * splits // tasks):
         piece, split = i % pieces, i // pieces
@@ -305,8 +294,8 @@ def backward_weight(
 ) -> None:  # fmt: skip
     """Compute dweight = dL/dweight from x (N, H, W, C) and dy (N, Ho, Wo, O)."""
     layer = layer_of(dweight.shape, False, groups, stride, padding, dilation)
-    pieces = _count_of_pieces(layer, x.shape[1:3], dy.shape[1:3])
-    splits = _splits(dy.shape[0] * dy.shape[1] * dy.shape[2], pieces)
+    pieces = _pieces(layer)[2]
+    splits = splits_of(dy.shape[0] * dy.shape[1] * dy.shape[2], pieces)
     each = _task_memory(layer, x.shape[2])
     tasks = (scratch.size - LINE - (splits * dweight.size if splits > 1 else 0)) // each
     memory = aligned(scratch)

@@ -5,9 +5,10 @@
     @in_parts(...)  a parallel kernel, made from a function that computes one part of the result
     @helper         a short function for compiled code: each caller contains a copy of it
     @apart_jit      a long function for compiled code, compiled once: callers call this code and contain no copy of it
+    @choice         a kernel that is one of several: a function of Python returns the one for given arguments
 
 Python calls the machine code of the first three. For that, Numba writes a second function, which unpacks the arguments,
-and needs a fifth of all compile time. The last two do without. If Python calls them with numbers, it runs them as
+and needs a fifth of all compile time. The next two do without. If Python calls them with numbers, it runs them as
 Python. So the size of scratch memory is known before anything is compiled.
 
 Three choices hold for every kernel:
@@ -170,6 +171,25 @@ def parallel_jit(function: Callable[..., Any]) -> Any:
     return _compile(function, parallel=True, apart=apart, called_by_python=True)
 
 
+class _Choice:
+    """A kernel that is one of several. choose: returns the one for these arguments.
+
+    Only the kernels that are chosen are compiled. A recorded step (program/table.py) chooses once, not for each call.
+    """
+
+    def __init__(self, choose: Callable[..., Any]) -> None:
+        update_wrapper(self, choose)
+        self.choose = self.py_func = choose
+
+    def __call__(self, *arguments: Any) -> None:
+        self.choose(*arguments)(*arguments)
+
+
+def choice(choose: Callable[..., Any]) -> Any:
+    """Make a kernel of a function that returns the kernel for its arguments, a `jit` function of the same module."""
+    return _Choice(choose)
+
+
 _KERNEL = """
 def {name}({parameters}):
     parts = _count({last})
@@ -322,6 +342,6 @@ if os.environ.get("MINIDL_THREADS"):
 
 
 __all__ = [
-    "HAS_AMX", "HAS_FMA", "REGISTERS", "VECTOR_BYTES", "Part", "apart_jit", "cached", "helper", "in_parts",
+    "HAS_AMX", "HAS_FMA", "REGISTERS", "VECTOR_BYTES", "Part", "apart_jit", "cached", "choice", "helper", "in_parts",
     "jit", "parallel_jit", "prange", "set_threads", "threads",
 ]  # fmt: skip

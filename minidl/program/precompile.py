@@ -37,9 +37,12 @@ from minidl.resources import cores
 
 # Approximate compilation times in seconds (1 for all others): the slowest kernels begin first. Kernels with less than 1
 # share functions with the kernels that begin first. They begin last, and load these functions from the cache.
-SECONDS = {"conv.forward": 20, "norm.batch_norm": 5, "matmul.nn": 4, "group_norm.group_norm": 3, "movement.copy": 2,
-           "reduce.sum": 2, "softmax.cross_entropy": 1.5, "conv.backward_weight": 0.9, "conv_norm.backward_weight": 0.5,
-           "matmul.nt": 0, "matmul.tn": 0, "conv.backward_input": 0, "conv_norm.forward": 0,
+SECONDS = {"conv.winograd_forward": 13, "conv.direct_forward": 10, "conv.direct_backward_weight": 7,
+           "norm.batch_norm": 5, "matmul.nn": 5, "conv.narrow_forward": 4, "conv.product_forward": 4,
+           "conv.winograd_backward_weight": 3, "group_norm.group_norm": 3, "movement.copy": 2, "reduce.sum": 2,
+           "softmax.cross_entropy": 1.5, "conv_norm.backward_weight": 0.5, "matmul.nt": 0, "matmul.tn": 0,
+           "conv.winograd_backward_input": 0, "conv.direct_backward_input": 0, "conv.narrow_backward_input": 0,
+           "conv.product_backward_input": 0, "conv.product_backward_weight": 0, "conv_norm.forward": 0,
            "conv_norm.backward_input": 0}  # fmt: skip
 
 OnProgress = Callable[[int, int], None]  # called with the number of kernels that are ready, and of all kernels
@@ -60,6 +63,14 @@ class Kernel(NamedTuple):
     @property
     def function(self) -> Any:
         return getattr(getattr(Device(self.device), self.op), self.name)
+
+    @classmethod
+    def of(cls, device: str, op: str, name: str, arguments: Iterable[Any]) -> Kernel:
+        """Return the kernel of a call. If it is one of several (`jit.choice`), the arguments determine which one."""
+        arguments = list(arguments)
+        choose = getattr(getattr(getattr(Device(device), op), name), "choose", None)
+        name = choose(*arguments).__name__ if choose else name
+        return cls(device, op, name, tuple(map(numba_type, arguments)))
 
     def ready(self) -> bool:
         """Return whether the kernel is compiled, in this process or in the cache."""
@@ -89,8 +100,7 @@ class _CollectorOp(NamedTuple):
             return getattr(kernels, name)
 
         def collect(*arguments: Any) -> None:
-            signature = tuple(map(numba_type, arguments))
-            self.collector.kernels.append(Kernel(self.collector.name, self.op, name, signature))
+            self.collector.kernels.append(Kernel.of(self.collector.name, self.op, name, arguments))
 
         return collect
 

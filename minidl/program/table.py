@@ -19,7 +19,7 @@ import numpy as np
 
 from minidl.engine import random, team
 from minidl.engine.device import address
-from minidl.program.call import DATA, SLOT, array_slots, entry_address, kernel_address, numba_type, run_bound
+from minidl.program.call import DATA, SLOT, array_slots, entry_address, kernel_address, run_bound
 from minidl.program.call import run as run_calls
 from minidl.program.call import slots as slots_of
 from minidl.program.conv_norm import merge_norms
@@ -193,7 +193,7 @@ def _compiled(
 
     progress: called with (kernels ready, all kernels).
     """
-    keys = [(call.function, *[_kind(argument) for argument in call.arguments.values()]) for call in calls]
+    keys = [(_function(call), *[_kind(argument) for argument in call.arguments.values()]) for call in calls]
     by_key = dict(zip(keys, calls, strict=True))
     missing = {key: _kernel(device, call) for key, call in by_key.items() if key not in _addresses}
     compile_all([*missing.values(), *also], progress)
@@ -209,10 +209,20 @@ def _kind(argument: Any) -> Any:
     return tuple(map(type, argument)) if isinstance(argument, tuple) else type(argument)
 
 
+def _function(call: Call) -> Any:
+    """Return the kernel of a call, or the one that it chooses for the call's arguments (`jit.choice`)."""
+    choose = getattr(call.function, "choose", None)
+    return choose(*_values(call)) if choose else call.function
+
+
 def _kernel(device: str, call: Call) -> Kernel:
-    values = (argument.like if type(argument) is Place else _number(argument) for argument in call.arguments.values())
     op, name = call.name.split(".")
-    return Kernel(device, op, name, tuple(map(numba_type, values)))
+    return Kernel.of(device, op, name, _values(call))
+
+
+def _values(call: Call) -> list[Any]:
+    """Return the arguments of a call; for an array, another one of the same shape and type."""
+    return [argument.like if type(argument) is Place else _number(argument) for argument in call.arguments.values()]
 
 
 def _described(argument: Any, offsets: Mapping[Memory, int]) -> Any:
