@@ -217,7 +217,7 @@ def test_kernels_have_the_bits_of_separate_kernels(
         ((3, 9, 14, 48), 17, (1, 1), (1, 1)),  # tiles reach beyond the image
         ((2, 9, 13, 16), 32, (0, 2), (1, 1)),
         ((1, 30, 31, 32), 33, (2, 3), (2, 3)),
-        ((2, 8, 8, 256), 256, (1, 1), (1, 1)),  # the threads divide the outputs
+        ((2, 8, 8, 128), 128, (1, 1), (1, 1)),  # the threads divide the outputs
         ((40, 8, 8, 128), 128, (1, 1), (1, 1)),  # one sum of the weight gradient
     ],
 )

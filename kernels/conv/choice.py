@@ -71,7 +71,7 @@ FEWEST, FEWEST_5X5, FEWEST_SMALL, FEWEST_STRIDED, FEWEST_WITH_GROUPS = 8, 6, 16,
 FEWEST_PAIRS, FEWEST_IN_GROUP = 96, 4  # pairs of an input and an output channel; channels in a group
 AMX_CHANNELS, AMX_GRADIENT_CHANNELS, AMX_TILES = 32, 128, 64  # with fewer, vectors are as fast as AMX
 MANY_PAIRS = 2**17  # with as many pairs of channels, dx and dweight are direct if all images together have fewer pixels
-FEW_PIXELS, FEW_PIXELS_STRIDED = 192, 768  # than this (with stride 2: the second)
+FEW_PIXELS, FEW_PIXELS_STRIDED = 48, 256  # than this (with stride 2: the second)
 GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as many multiplications
 
 

@@ -18,20 +18,38 @@ from numpy import ndarray
 from minidl.engine.jit import choice, jit, threads
 from minidl.kernels.matmul import cpu as matmul
 
-from . import depthwise, depthwise_gradient, direct, pointwise, rectangles, weight_gradient, winograd_gradient
+from . import (
+    depthwise,
+    depthwise_gradient,
+    direct,
+    pointwise,
+    rectangles,
+    weight_gradient,
+    winograd_gradient,
+    winograd_large,
+)
 from . import winograd as fast
-from .choice import DIRECT, gradient_form, input_form, winograd_form
+from .choice import DIRECT, count_of, gradient_form, input_form, tiles_of, winograd_form
+from .forms import tile_of
+from .planes import uses_blocks
 from .reference import Pair, Shape, output_size
 from .reference import __all__ as __all__
 
 
-def _algorithm(form: int, narrow: bool, w_shape: Shape, groups: int, stride: Pair, padding: Pair) -> str:
-    """Return which algorithm computes a layer. form: of Winograd's method. narrow: whether the third may be used."""
+def _algorithm(
+    form: int, large: bool, narrow: bool, w_shape: Shape, groups: int, stride: Pair, padding: Pair
+) -> str:
+    """Return which algorithm computes a layer. form: of Winograd's method. large, narrow: whether these may be used."""
     if form != DIRECT:
-        return "winograd"
+        return "large" if large else "winograd"
     if pointwise.is_product(w_shape, groups, stride, padding):
         return "product"
     return "narrow" if narrow else "direct"
+
+
+def _tiles(form: int, images: int, out: Pair, dilation: Pair) -> int:
+    """Return the number of tiles of y or dx, of height and width `out`, in Winograd's form."""
+    return count_of(images, tiles_of(tile_of(form)[0], *out, dilation)) if form != DIRECT else 0
 
 
 def _of_y(
@@ -40,7 +58,9 @@ def _of_y(
     """Return the algorithm that computes y, and its form if it is Winograd's."""
     out = output_size(x_shape, w_shape, stride, padding, dilation)
     form = winograd_form(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups) if winograd else DIRECT
-    return _algorithm(form, rectangles.is_narrow(w_shape, groups), w_shape, groups, stride, padding), form
+    tiles = _tiles(form, x_shape[0], out, dilation)
+    large = uses_blocks(form, x_shape[3], w_shape[3], groups, tiles)
+    return _algorithm(form, large, rectangles.is_narrow(w_shape, groups), w_shape, groups, stride, padding), form
 
 
 def _of_dx(
@@ -50,7 +70,9 @@ def _of_dx(
     images, size, (outputs, channels) = x_shape[0], x_shape[1:3], (x_shape[3], w_shape[3])
     form = input_form(images, size, w_shape[:2], channels, outputs, stride, padding, dilation, groups)
     form = form if winograd else DIRECT
-    return _algorithm(form, rectangles.is_narrow(w_shape, groups), w_shape, groups, stride, padding), form
+    tiles = _tiles(form, images, size, dilation)
+    large = uses_blocks(form, channels, outputs, groups, tiles)
+    return _algorithm(form, large, rectangles.is_narrow(w_shape, groups), w_shape, groups, stride, padding), form
 
 
 def _of_dweight(
@@ -60,8 +82,10 @@ def _of_dweight(
     out = output_size(x_shape, w_shape, stride, padding, dilation)
     form = gradient_form(x_shape[0], out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
     form = form if winograd else DIRECT
+    tiles = _tiles(form, x_shape[0], out, dilation)
+    large = uses_blocks(form, x_shape[3], w_shape[3], groups, tiles)
     narrow = rectangles.computes_gradient(x_shape[1:3], out, w_shape, groups, stride, padding, dilation)
-    return _algorithm(form, narrow, w_shape, groups, stride, padding), form
+    return _algorithm(form, large, narrow, w_shape, groups, stride, padding), form
 
 
 def _pixels(x_shape: Shape) -> int:
@@ -79,6 +103,8 @@ def forward_scratch(
     match algorithm:
         case "winograd":
             return fast.forward_scratch(form, x_shape, w_shape, padding, dilation)
+        case "large":
+            return winograd_large.forward_scratch(form, x_shape, w_shape, padding, dilation)
         case "product":
             return matmul.nn_scratch(_pixels(x_shape), w_shape[3], x_shape[3])
         case "narrow":
@@ -96,7 +122,7 @@ def packed_size(
             return fast.packed_size(form, x_shape, w_shape, padding, dilation)
         case "product":
             return matmul.packed_size(_pixels(x_shape), w_shape[3], x_shape[3])
-        case "narrow":
+        case "narrow" | "large":
             return 0
     return int(direct.packed_size(w_shape, groups, stride, padding, dilation))
 
@@ -109,6 +135,8 @@ def backward_input_scratch(
     match algorithm:
         case "winograd":
             return fast.backward_input_scratch(form, x_shape, w_shape, padding, dilation)
+        case "large":
+            return winograd_large.backward_input_scratch(form, x_shape, w_shape, dilation)
         case "product":
             return matmul.nt_scratch(_pixels(x_shape), x_shape[3], w_shape[3])
         case "narrow":
@@ -125,6 +153,8 @@ def backward_weight_scratch(
     match algorithm:
         case "winograd":
             return winograd_gradient.backward_weight_scratch(form, x_shape, w_shape, padding, dilation)
+        case "large":
+            return winograd_large.backward_weight_scratch(form, x_shape, w_shape, padding, dilation)
         case "product":
             return matmul.tn_scratch(x_shape[3], w_shape[3], _pixels(x_shape))
         case "narrow":
@@ -144,6 +174,16 @@ def winograd_forward(
     form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
     fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y,
                  fast.no_norms(scratch))  # fmt: skip
+
+
+@jit
+def large_forward(
+    x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
+    groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray,
+    y: ndarray,
+) -> None:  # fmt: skip
+    form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
+    winograd_large.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, scratch, y)
 
 
 @jit
@@ -182,8 +222,10 @@ def forward(
     y: ndarray,
 ) -> Any:  # fmt: skip
     algorithm, _ = _of_y(x.shape, weight.shape, groups, stride, padding, dilation, winograd)
-    kernels = {"winograd": winograd_forward, "product": product_forward, "narrow": narrow_forward,
-               "direct": direct_forward}  # fmt: skip
+    kernels = {
+        "winograd": winograd_forward, "large": large_forward, "product": product_forward,
+        "narrow": narrow_forward, "direct": direct_forward,
+    }  # fmt: skip
     return kernels[algorithm]
 
 
@@ -198,6 +240,16 @@ def winograd_backward_input(
     shape, kernel = dx.shape, weight.shape[:2]
     form = input_form(shape[0], shape[1:3], kernel, dy.shape[3], shape[3], stride, padding, dilation, groups)
     fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, fast.no_norms(scratch))
+
+
+@jit
+def large_backward_input(
+    dy: ndarray, weight: ndarray, shortcut: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
+    winograd: bool, scratch: ndarray, dx: ndarray,
+) -> None:  # fmt: skip
+    shape, kernel = dx.shape, weight.shape[:2]
+    form = input_form(shape[0], shape[1:3], kernel, dy.shape[3], shape[3], stride, padding, dilation, groups)
+    winograd_large.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx)
 
 
 @jit
@@ -234,8 +286,10 @@ def backward_input(
     winograd: bool, scratch: ndarray, dx: ndarray,
 ) -> Any:  # fmt: skip
     algorithm, _ = _of_dx(dx.shape, weight.shape, groups, stride, padding, dilation, winograd)
-    kernels = {"winograd": winograd_backward_input, "product": product_backward_input,
-               "narrow": narrow_backward_input, "direct": direct_backward_input}  # fmt: skip
+    kernels = {
+        "winograd": winograd_backward_input, "large": large_backward_input, "product": product_backward_input,
+        "narrow": narrow_backward_input, "direct": direct_backward_input,
+    }  # fmt: skip
     return kernels[algorithm]
 
 
@@ -250,6 +304,16 @@ def winograd_backward_weight(
     shape, kernel, none = dy.shape, dweight.shape[:2], scratch[:0].reshape(0, 1)
     form = gradient_form(shape[0], shape[1:3], kernel, x.shape[3], shape[3], stride, dilation, groups)
     winograd_gradient.backward_weight(form, x, dy, padding, dilation, none, scratch, dweight)
+
+
+@jit
+def large_backward_weight(
+    x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
+    winograd: bool, scratch: ndarray, dweight: ndarray,
+) -> None:  # fmt: skip
+    shape, kernel = dy.shape, dweight.shape[:2]
+    form = gradient_form(shape[0], shape[1:3], kernel, x.shape[3], shape[3], stride, dilation, groups)
+    winograd_large.backward_weight(form, x, dy, padding, dilation, scratch, dweight)
 
 
 @jit
@@ -282,6 +346,8 @@ def backward_weight(
     winograd: bool, scratch: ndarray, dweight: ndarray,
 ) -> Any:  # fmt: skip
     algorithm, _ = _of_dweight(x.shape, dweight.shape, groups, stride, padding, dilation, winograd)
-    kernels = {"winograd": winograd_backward_weight, "product": product_backward_weight,
-               "narrow": narrow_backward_weight, "direct": direct_backward_weight}  # fmt: skip
+    kernels = {
+        "winograd": winograd_backward_weight, "large": large_backward_weight, "product": product_backward_weight,
+        "narrow": narrow_backward_weight, "direct": direct_backward_weight,
+    }  # fmt: skip
     return kernels[algorithm]

@@ -18,7 +18,7 @@ from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions, pr
 from minidl.kernels.matmul.pack import pack_columns, pack_rows
 from minidl.kernels.matmul.tile import lanes, line_of
 
-from .choice import Tiles, on_amx
+from .choice import F4X4_5X5, Tiles, on_amx
 from .forms import (
     gather_transform,
     input_transform,
@@ -32,7 +32,7 @@ from .forms import (
     window_of,
 )
 from .reference import Pair
-from .sizes import FEW_TILES, GROUP_SIZE, LARGE_U, LEAST_TILES
+from .sizes import FEW_TILES, GROUP_SIZE, KC_5X5, KC_LARGE, LARGE_U, LARGEST_U, LEAST_TILES, U_PER_TILE
 
 Range = tuple[int, int, int]  # of a vector: begin, end, size of a part (`prefetch_part`)
 
@@ -69,6 +69,28 @@ def divides_outputs(form: int, channels: int, outputs: int, groups: int, tiles: 
     """
     u = weight_planes(form) * channels * outputs
     return groups == 1 and 0 < tiles <= FEW_TILES and u >= LARGE_U and outputs % NR == 0
+
+
+@helper
+def is_large(form: int, channels: int, outputs: int, groups: int) -> bool:
+    """Return whether a layer has so many weights that winograd_large.py computes few tiles of it."""
+    u = weight_planes(form) * channels * outputs
+    return groups == 1 and u >= LARGEST_U and outputs % LANES == 0
+
+
+@helper
+def uses_blocks(form: int, channels: int, outputs: int, groups: int, tiles: int) -> bool:
+    """Return whether winograd_large.py computes y or dx, and dweight unless `gradient_on_amx` is true."""
+    few = 0 < tiles <= weight_planes(form) * channels * outputs // U_PER_TILE
+    return few and is_large(form, channels, outputs, groups) and not on_amx(channels, outputs, groups, tiles)
+
+
+@helper
+def depth_of_sums(form: int, channels: int, outputs: int, groups: int) -> int:
+    """Return how many products of y and dx are summed in one go."""
+    if form == F4X4_5X5:
+        return KC_5X5
+    return KC_LARGE if is_large(form, channels, outputs, groups) else channels
 
 
 @helper
@@ -263,13 +285,13 @@ def _place(y: ndarray, tiles: Tiles, m: int, image: int, down: int, across: int)
 
 @apart_jit
 def from_planes(
-    form: int, planes: ndarray, plane: int, row: int, tiles: Tiles, first: int, count: int,
+    form: int, planes: ndarray, plane: int, row: int, left: int, tiles: Tiles, first: int, count: int,
     finish: bool, end: ndarray, shortcut: ndarray, patch: ndarray, begin: int, stop: int, y: ndarray,
 ) -> None:  # fmt: skip
     """Compute the outputs [begin, stop) of y = AT M A [+ shortcut] from the planes M of `count` tiles, beginning with
-    tile `first`. If these are not all outputs, they are whole vectors.
+    tile `first`. If these are not all outputs, they are whole vectors. left: the first output in the planes.
 
-    If `finish`, also apply bias, scale, shift and floor, which `end` contains (`_fill_end` in winograd.py).
+    If `finish`, also apply bias, scale, shift and floor, which `end` contains (`fill_end` in winograd.py).
     """
     m, _, n = tile_of(form)
     width, outputs = y.shape[2:]
@@ -292,7 +314,7 @@ def from_planes(
                          patch, (m + i) * y_row + begin, step)  # fmt: skip
         for place_of_vector in range(begin, max(stop, vector), vector):
             o = min(place_of_vector, step - vector)  # the last vector may overlap the previous one
-            here = t * row + o
+            here = t * row + o - left
             output_transform(form, planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, y_column,
                              following + o, finish, end, o, row_of(outputs), shortcut, adds)  # fmt: skip
         for i in range(rows if through and columns > 0 else 0):
@@ -305,10 +327,11 @@ def from_planes(
 
 @apart_jit
 def weight_to_planes(
-    form: int, weight: ndarray, flip: bool, groups: int, group: int, block: int, u: ndarray, plane: int, rows: int,
-    row: int,
+    form: int, weight: ndarray, flip: bool, groups: int, group: int, block: int, begin: int, stop: int, u: ndarray,
+    plane: int, rows: int, row: int,
 ) -> None:  # fmt: skip
-    """Write G g GT to the planes of u, for one vector of a group's input channels: vector number `block`.
+    """Write G g GT to the planes of u, for the outputs [begin, stop) of a group, and one vector of its input channels:
+    vector number `block`. `begin` is a multiple of the panel width.
 
     A plane of u consists of panels (`rows`, panel width); the channels go to the rows `row`, row + 1, ... With `flip`
     (for dx), the kernel g is rotated by 180 degrees, and input and output channels are exchanged.
@@ -316,16 +339,16 @@ def weight_to_planes(
     r, (inner, total) = weight.shape[0], weight.shape[2:]
     vector, outer = lanes(weight), total // groups
     panel_columns, group_at = 2 * vector, group * outer
-    channels, outputs = (outer, inner) if flip else (inner, outer)
+    channels = outer if flip else inner
     first = block * vector
     count = min(vector, channels - first)
     patch = np.zeros(r * r * vector * vector + vector, weight.dtype)  # (r, r, channels, outputs), and one vector more
     flat = weight.reshape(-1)
     side, all_ = weight_side(form), (0, r)
-    for o in range(0, outputs, vector):
-        through = flip or o + vector > outputs
+    for o in range(begin, stop, vector):
+        through = flip or o + vector > stop
         if through:
-            wide = min(vector, outputs - o)
+            wide = min(vector, stop - o)
             for tap in range(r * r):  # columns beyond `wide` may have any values
                 part = patch[tap * vector * vector :]
                 if flip:
@@ -337,7 +360,8 @@ def weight_to_planes(
             source, at, step = flat, (first + c) * total + group_at + o, inner * total
             if through:
                 source, at, step = patch, c * vector, vector * vector
-            to = o // panel_columns * panel_columns * rows + (row + c) * panel_columns + o % panel_columns
+            panel = (o - begin) // panel_columns * panel_columns
+            to = panel * rows + (row + c) * panel_columns + o % panel_columns
             weight_transform(form, source, at, r * step, step, all_, all_, u, u, to, side * plane, plane)
 
 

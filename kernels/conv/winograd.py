@@ -32,9 +32,10 @@ from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
 from minidl.kernels.norm.blocks import BLOCK_ROWS, gradients_of_block, moments_of_block
 
-from .choice import F4X4_3X3, F4X4_5X5, SPACED_3X3, Tiles, count_of, on_amx, tiles_of
+from .choice import F4X4_3X3, SPACED_3X3, Tiles, count_of, on_amx, tiles_of
 from .forms import stride_of, tile_of, weight_plane, weight_planes
 from .planes import (
+    depth_of_sums,
     divides_outputs,
     from_planes,
     group_of,
@@ -44,11 +45,12 @@ from .planes import (
     round_up,
     row_of,
     to_planes,
+    uses_blocks,
     weight_to_planes,
 )
 from .reference import Pair, output_size
 from .short import MOST_PRODUCTS, short_tile
-from .sizes import EARLY_Y, KC_5X5, WINOGRAD_SERIAL
+from .sizes import EARLY_Y, WINOGRAD_SERIAL
 from .tall import TALL_MR, tall_tile
 from .winograd_amx import multiply_plane, split_weight, weight_memory
 
@@ -144,7 +146,7 @@ def _convolve_group(
     zeros[:] = 0
     v_row, m_row = row_of(channels), row_of(outputs)
     to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_row, 0, patch, zeros, norms.before)
-    columns, kc = panel_width(x), KC_5X5 if form == F4X4_5X5 else channels
+    columns, kc = panel_width(x), depth_of_sums(form, channels, outputs, groups)
     total, panels = count_of(x.shape[0], tiles), (outputs + columns - 1) // columns
     parts = n * n * panels  # one of each range is prefetched beside each product
     following = pixels_of(x, first + count, more, total, r - 1 - padding[0], parts)
@@ -191,7 +193,7 @@ def _convolve_group(
                               columns * channels, products, k * m_plane + tall * m_row + o, m_row,
                               u, soon)  # fmt: skip
             o += width
-    from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, shortcut, patch, begin, stop, y)
+    from_planes(form, products, m_plane, m_row, 0, tiles, first, count, finish, end, shortcut, patch, begin, stop, y)
     if norms.sums.size:
         _add_up(y, first, count, patch, norms)
 
@@ -218,7 +220,8 @@ def adds_up(form: int, images: int, out: Pair, channels: int, outputs: int, dila
     tiles = images * (out[0] // 4) * (out[1] // 4)
     whole = form == F4X4_3X3 and out[0] % 4 == 0 and out[1] % 4 == 0 and out[0] * out[1] > 0 and dilation == (1, 1)
     blocks = whole and BLOCK_TILES % (out[1] // 4) == 0 and tiles % BLOCK_TILES == 0
-    return bool(blocks and outputs % LANES == 0 and not divides_outputs(form, channels, outputs, 1, tiles))
+    other = divides_outputs(form, channels, outputs, 1, tiles) or uses_blocks(form, channels, outputs, 1, tiles)
+    return bool(blocks and outputs % LANES == 0 and not other)
 
 
 @apart_jit
@@ -237,7 +240,7 @@ def _weight_job(
         if HAS_AMX and amx:  # a constant: without AMX, Numba leaves this branch out
             split_weight(form, weight, flip, block, u, u_plane, own)
         else:
-            weight_to_planes(form, weight, flip, groups, group, block,
+            weight_to_planes(form, weight, flip, groups, group, block, 0, outputs,
                              u[group * channels * round_up(outputs, panel_width(u)) :], u_plane, channels,
                              block * lanes(weight))  # fmt: skip
 
@@ -265,7 +268,7 @@ def _convolve_job(
 
 
 @helper
-def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs: int, end: ndarray) -> None:
+def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs: int, end: ndarray) -> None:
     """Fill the four rows of `end` with bias, scale, shift and the least value of y (0 with relu, else -infinity).
 
     A missing scale is 1. A missing bias or shift is -0: -0 + x is x for every x, including -0.
@@ -297,7 +300,7 @@ def _convolve(
     first_step = 1 if packed.size and packed[packed.size - 1] else 0  # whether U is in `packed` already
     end, rest = rest[: 4 * row_of(outputs)], rest[4 * row_of(outputs) :]
     finish = relu or bias.size + scale.size > 0
-    _fill_end(bias, scale, shift, relu, outputs, end)
+    fill_end(bias, scale, shift, relu, outputs, end)
     amx = on_amx(channels, outputs, groups, total) and vector == LANES
     some = SIDE if amx else vector
     blocks = (channels // groups + some - 1) // some
@@ -336,16 +339,20 @@ def forward(
     _convolve(form, x, weight, False, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y, norms)
 
 
+@helper
+def padding_of_dx(form: int, taps: int, padding: Pair, dilation: Pair) -> Pair:
+    """Return the padding of dy in the convolution that computes dx; the kernel has taps x taps."""
+    flipped = (taps - 1) * dilation[0] - padding[0], (taps - 1) * dilation[1] - padding[1]
+    return (flipped[0] // 2, flipped[1] // 2) if form >= SPACED_3X3 else flipped  # there, a pixel of dy counts as two
+
+
 @register_jitable(inline="always")
 def backward_input(
     form: int, dy: ndarray, weight: ndarray, shortcut: ndarray, padding: Pair, dilation: Pair, scratch: ndarray,
     dx: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """Compute dx (N, H, W, C) [+ shortcut] from dy (N, Ho, Wo, O). norms.before must be of size 0."""
-    none, edge = scratch[:0], weight.shape[0] - 1
-    flipped = edge * dilation[0] - padding[0], edge * dilation[1] - padding[1]
-    if form >= SPACED_3X3:  # a pixel of dy counts as two
-        flipped = flipped[0] // 2, flipped[1] // 2
+    none, flipped = scratch[:0], padding_of_dx(form, weight.shape[0], padding, dilation)
     _convolve(form, dy, weight, True, none, none, none, shortcut, False, flipped, dilation, none, scratch, dx,
               norms)  # fmt: skip
 

@@ -12,7 +12,8 @@ from minidl.engine.jit import helper, jit
 
 from ..conv import winograd as fast
 from ..conv import winograd_gradient
-from ..conv.choice import F4X4_3X3, gradient_form
+from ..conv.choice import F4X4_3X3, count_of, gradient_form, tiles_of
+from ..conv.planes import uses_blocks
 from ..conv.reference import Pair, Shape, output_size
 from ..conv.winograd import Norms
 from ..matmul.blocks import LANES
@@ -36,7 +37,9 @@ def normalizes(
     """Return whether `forward` and backward_weight can normalise x."""
     out, (channels, outputs) = output_size(x_shape, w_shape, stride, padding, dilation), w_shape[2:]
     form = gradient_form(x_shape[0], out, w_shape[:2], channels, outputs, stride, dilation, groups)
-    return bool(winograd and groups == 1 and form == F4X4_3X3 and channels % LANES == 0)
+    tiles = count_of(x_shape[0], tiles_of(4, *out, dilation))
+    blocks = uses_blocks(form, channels, outputs, groups, tiles)
+    return bool(winograd and groups == 1 and form == F4X4_3X3 and channels % LANES == 0 and not blocks)
 
 
 @helper

@@ -1,0 +1,246 @@
+"""Winograd's convolution of large layers with few tiles: neither U nor dU is ever in memory as a whole.
+
+With 512 -> 512 channels and F(4x4,3x3), U has 38 MB, four times as much as the weights. winograd.py writes U to memory,
+and each group of tiles reads it from there. With few tiles this takes longer than the products. But then V and M are
+small. So here a block of U is computed for all tiles, and the next block takes its place in the second-level cache:
+
+    V of all tiles                                      the threads divide the tiles
+    for each panel of outputs:                          the threads divide the panels
+        for each block of input channels:
+            U of this block and panel, in all planes
+            M[k] += V[k] @ U[k], for each plane k
+        y of this panel, from M
+
+For dweight, a block of dU is complete after its products, since they add up all tiles:
+
+    V and D of all tiles                                the threads divide the tiles
+    for each panel of outputs, block of channels:       the threads divide the panels and blocks
+        dU[k] = V[k]^T @ D[k], for each plane k
+        dweight of this block and panel, from dU
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy import ndarray
+
+from minidl.engine.jit import apart_jit, helper, parallel_jit, prange, threads
+from minidl.engine.team import thread_count
+from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
+from minidl.kernels.matmul.product import product_panel, tile_columns
+from minidl.kernels.matmul.tile import lanes, panel_width
+
+from .choice import Tiles, count_of, tiles_of
+from .forms import gather_transform, stride_of, tile_of, weight_plane, weight_planes
+from .planes import depth_of_sums, from_planes, plane_of, round_up, row_of, to_planes, weight_to_planes
+from .reference import Pair, output_size
+from .winograd import Shape, fill_end, padding_of_dx, zeros_of
+
+WIDTH = 2 * NR  # outputs of a panel
+DEEP = NR  # channels of a block of dU
+
+
+@helper
+def _sizes(form: int, channels: int, outputs: int, tiles: int, dilation: Pair) -> tuple[int, int, int, int]:
+    """Return the sizes of a plane of V, of a block of U and of M, and of a task's memory."""
+    m, _, n = tile_of(form)
+    kc = depth_of_sums(form, channels, outputs, 1)
+    v_plane, u_plane, m_plane = plane_of(tiles, round_up(channels, kc)), plane_of(kc, WIDTH), plane_of(tiles, WIDTH)
+    patch = max(n * n, 2 * m * m) * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
+    return v_plane, u_plane, m_plane, max(weight_planes(form) * u_plane + n * n * m_plane, patch) + patch + LANES
+
+
+@apart_jit
+def _panel_job(
+    panel: int, form: int, weight: ndarray, flip: bool, tiles: Tiles, v: ndarray, v_plane: int, u_plane: int,
+    m_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, y: ndarray,
+) -> None:  # fmt: skip
+    """Compute a panel of the outputs of all tiles."""
+    n, outputs, columns, vector = tile_of(form)[2], y.shape[3], panel_width(y), lanes(y)
+    channels, count = weight.shape[3] if flip else weight.shape[2], count_of(y.shape[0], tiles)
+    begin, stop = panel * WIDTH, min(outputs, (panel + 1) * WIDTH)
+    kc, u, products = depth_of_sums(form, channels, outputs, 1), own, own[weight_planes(form) * u_plane :]
+    patch = products[n * n * m_plane :]
+    for c in range(0, channels, kc):
+        deep = min(kc, channels - c)
+        for block in range(c // vector, (c + deep + vector - 1) // vector):
+            weight_to_planes(form, weight, flip, 1, 0, block, begin, stop, u, u_plane, deep, block * vector - c)
+        for k in range(n * n):
+            u_at, v_at = weight_plane(form, k) * u_plane, k * v_plane + c * count
+            o = 0
+            while o < stop - begin:
+                width = tile_columns(stop - begin - o, y)
+                product_panel(count, width, deep, deep, c > 0, v, v_at, kc, 1, u, u_at + o * deep, columns,
+                              columns * deep, products, k * m_plane + o, WIDTH, v, v_at + v_plane)  # fmt: skip
+                o += width
+    from_planes(form, products, m_plane, WIDTH, begin, tiles, 0, count, finish, end, shortcut, patch, begin, stop, y)
+
+
+@apart_jit
+def _tiles_job(
+    task: int, tasks: int, form: int, spread: bool, x: ndarray, tiles: Tiles, padding: Pair, v: ndarray, v_plane: int,
+    block: int, own: ndarray, outputs: int,
+) -> None:  # fmt: skip
+    """Transform this task's share of all tiles to V or, with `spread`, to D."""
+    count = count_of(x.shape[0], tiles)
+    first, last = task * count // tasks, (task + 1) * count // tasks
+    size = zeros_of(form, x.shape[3], outputs, tiles[2:])
+    zeros, patch = own[:size], own[size:]
+    zeros[:] = 0
+    to_planes(form, spread, x, tiles, padding, first, last - first, v, v_plane, block, first, patch, zeros,
+              zeros[:0].reshape(0, 1))  # fmt: skip
+
+
+@parallel_jit
+def _divide(
+    tasks: int, form: int, x: ndarray, weight: ndarray, flip: bool, finish: bool, end: ndarray, shortcut: ndarray,
+    padding: Pair, dilation: Pair, memory: ndarray, y: ndarray,
+) -> None:  # fmt: skip
+    """Divide the tiles, and then the panels, among the threads."""
+    m, _, n = tile_of(form)
+    channels, outputs = x.shape[3], y.shape[3]
+    tiles = tiles_of(m, y.shape[1], y.shape[2], dilation)
+    v_plane, u_plane, m_plane, each = _sizes(form, channels, outputs, count_of(y.shape[0], tiles), dilation)
+    v, rest = memory[: n * n * v_plane], memory[n * n * v_plane :]
+    panels = (outputs + WIDTH - 1) // WIDTH
+    for phase in range(2):
+        for task in prange(tasks):
+            q = np.int64(task)  # a prange index is unsigned
+            own = rest[q * each : (q + 1) * each]
+            if phase == 0:
+                _tiles_job(q, tasks, form, False, x, tiles, padding, v, v_plane,
+                           depth_of_sums(form, channels, outputs, 1), own, outputs)  # fmt: skip
+            else:
+                for panel in range(q * panels // tasks, (q + 1) * panels // tasks):
+                    _panel_job(panel, form, weight, flip, tiles, v, v_plane, u_plane, m_plane, finish, end, shortcut,
+                               own, y)  # fmt: skip
+
+
+@helper
+def _convolve(
+    form: int, x: ndarray, weight: ndarray, flip: bool, bias: ndarray, scale: ndarray, shift: ndarray,
+    shortcut: ndarray, relu: bool, padding: Pair, dilation: Pair, scratch: ndarray, y: ndarray,
+) -> None:  # fmt: skip
+    """Compute y from x or, with `flip`, dx (passed as y) from dy (passed as x)."""
+    memory, outputs = aligned(scratch), y.shape[3]
+    end, rest = memory[: 4 * row_of(outputs)], memory[4 * row_of(outputs) :]
+    fill_end(bias, scale, shift, relu, outputs, end)
+    finish = relu or bias.size + scale.size > 0
+    # np.int64: another type of integer would compile _divide once more
+    _divide(np.int64(thread_count()), form, x, weight, flip, finish, end, shortcut, padding, dilation, rest, y)
+
+
+@helper
+def forward(
+    form: int, x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray,
+    relu: bool, padding: Pair, dilation: Pair, scratch: ndarray, y: ndarray,
+) -> None:  # fmt: skip
+    """Compute y as winograd.py does."""
+    _convolve(form, x, weight, False, bias, scale, shift, shortcut, relu, padding, dilation, scratch, y)
+
+
+@helper
+def backward_input(
+    form: int, dy: ndarray, weight: ndarray, shortcut: ndarray, padding: Pair, dilation: Pair, scratch: ndarray,
+    dx: ndarray,
+) -> None:  # fmt: skip
+    """Compute dx [+ shortcut] as winograd.py does."""
+    none, flipped = scratch[:0], padding_of_dx(form, weight.shape[0], padding, dilation)
+    _convolve(form, dy, weight, True, none, none, none, shortcut, False, flipped, dilation, scratch, dx)
+
+
+def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: Pair, dilation: Pair) -> int:
+    n, tiles = tile_of(form)[2], count_of(images, tiles_of(tile_of(form)[0], *out, dilation))
+    v_plane, _, _, each = _sizes(form, channels, outputs, tiles, dilation)
+    return int(LINE + 4 * row_of(outputs) + n * n * v_plane + threads() * each)
+
+
+def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
+    """Return the number of elements of forward's scratch."""
+    out = output_size(x_shape, w_shape, stride_of(form), padding, dilation)
+    return _convolve_scratch(form, x_shape[3], w_shape[3], x_shape[0], out, dilation)
+
+
+def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, dilation: Pair) -> int:
+    """Return the number of elements of backward_input's scratch."""
+    return _convolve_scratch(form, w_shape[3], x_shape[3], x_shape[0], (x_shape[1], x_shape[2]), dilation)
+
+
+# -- the weight gradient ------------------------------------------------------------------------------------------
+
+
+@helper
+def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int, dilation: Pair) -> tuple[int, int, int, int]:
+    """Return the sizes of a plane of V, of D and of a block of dU, and of a task's memory."""
+    n = tile_of(form)[2]
+    v_plane, d_plane = plane_of(tiles, round_up(channels, DEEP)), plane_of(tiles, round_up(outputs, NR))
+    patch = n * n * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
+    du_plane = plane_of(DEEP, WIDTH)
+    return v_plane, d_plane, du_plane, max(n * n * du_plane, patch) + LANES
+
+
+@apart_jit
+def _block_job(
+    job: int, form: int, count: int, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
+    dweight: ndarray,
+) -> None:  # fmt: skip
+    """Compute a block of dweight: DEEP input channels and a panel of outputs. The blocks vary fastest."""
+    _, r, n = tile_of(form)
+    channels, outputs, columns = dweight.shape[2], dweight.shape[3], panel_width(dweight)
+    blocks, flat = (channels + DEEP - 1) // DEEP, dweight.reshape(-1)
+    first, begin = job % blocks * DEEP, job // blocks * WIDTH
+    deep, width = min(DEEP, channels - first), min(WIDTH, outputs - begin)
+    for k in range(n * n):
+        v_at, d_at, o = k * v_plane + first * count, k * d_plane + begin * count, 0
+        while o < width:
+            some = tile_columns(width - o, dweight)
+            at = d_at + o // NR * NR * count + o % NR
+            after = NR * count if (o + columns) % NR == 0 else columns  # from a panel of D to the next
+            product_panel(deep, some, count, count, False, v, v_at, 1, DEEP, d, at, NR, after,
+                          du, k * du_plane + o, WIDTH, v, v_at + v_plane)  # fmt: skip
+            o += some
+    for c in range(deep):
+        for o in range(0, width, lanes(dweight)):
+            gather_transform(form, du, c * WIDTH + o, n * du_plane, du_plane, (0, n), (0, n), du, flat,
+                             (first + c) * outputs + begin + o, r * channels * outputs, channels * outputs)  # fmt: skip
+
+
+@parallel_jit
+def _divide_gradient(
+    tasks: int, form: int, x: ndarray, dy: ndarray, padding: Pair, dilation: Pair, memory: ndarray, dweight: ndarray,
+) -> None:  # fmt: skip
+    """Divide the tiles, and then the blocks, among the threads."""
+    m, _, n = tile_of(form)
+    channels, outputs = x.shape[3], dy.shape[3]
+    tiles = tiles_of(m, dy.shape[1], dy.shape[2], dilation)
+    count = count_of(x.shape[0], tiles)
+    v_plane, d_plane, du_plane, each = _gradient_sizes(form, channels, outputs, count, dilation)
+    v, d = memory[: n * n * v_plane], memory[n * n * v_plane : n * n * (v_plane + d_plane)]
+    rest = memory[n * n * (v_plane + d_plane) :]
+    jobs = (channels + DEEP - 1) // DEEP * ((outputs + WIDTH - 1) // WIDTH)
+    for phase in range(2):
+        for task in prange(tasks):
+            q = np.int64(task)
+            own = rest[q * each : (q + 1) * each]
+            if phase == 0:
+                _tiles_job(q, tasks, form, False, x, tiles, padding, v, v_plane, DEEP, own, outputs)
+                _tiles_job(q, tasks, form, True, dy, tiles, (0, 0), d, d_plane, NR, own, channels)
+            else:
+                for job in range(q * jobs // tasks, (q + 1) * jobs // tasks):
+                    _block_job(job, form, count, v, v_plane, d, d_plane, own, du_plane, dweight)
+
+
+@helper
+def backward_weight(
+    form: int, x: ndarray, dy: ndarray, padding: Pair, dilation: Pair, scratch: ndarray, dweight: ndarray
+) -> None:
+    """Compute dweight as winograd_gradient.py does."""
+    _divide_gradient(np.int64(thread_count()), form, x, dy, padding, dilation, aligned(scratch), dweight)
+
+
+def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
+    """Return the number of elements of backward_weight's scratch."""
+    n, out = tile_of(form)[2], output_size(x_shape, w_shape, stride_of(form), padding, dilation)
+    tiles = count_of(x_shape[0], tiles_of(tile_of(form)[0], *out, dilation))
+    v_plane, d_plane, _, each = _gradient_sizes(form, x_shape[3], w_shape[3], tiles, dilation)
+    return int(LINE + n * n * (v_plane + d_plane) + threads() * each)
