@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidl.kernels.conv import choice, forms, planes, pointwise, sizes, winograd_gradient
+from minidl.kernels.conv import choice, forms, planes, pointwise, sizes, winograd_gradient, winograd_large
 from minidl.kernels.conv.geometry import shares
 from minidl.kernels.conv.line import HEIGHTS
 from minidl.kernels.conv.reference import output_size
@@ -324,6 +324,10 @@ def _winograd(
     near = FLOAT * square * group * (channels + outputs)  # V and M of a group
     panel = FLOAT * square * panels * NR * channels  # a row of tiles reads this much of U
     multiply_adds = float(square * tiles * channels * outputs // apart)
+    if planes.uses_blocks(form, channels, outputs, apart, tiles):
+        blocks = _by_blocks(v, u, products, _up(outputs, winograd_large.WIDTH), _up(channels, sizes.KC_LARGE))
+        tiled = Stream(u * (_up(tiles, high) - 1), 0, FLOAT * sizes.KC_LARGE * (wide + high))
+        return Work(multiply_adds, [*blocks, tiled, _halo(form, source)])
     amx = choice.on_amx(channels, outputs, apart, tiles)
     short = apart > 1 and channels // apart <= MOST_PRODUCTS and outputs // apart <= LANES  # U stays in registers
     if amx:  # V is read once, and split; M replaces it
@@ -345,6 +349,12 @@ def _winograd(
     ])  # fmt: skip
 
 
+def _by_blocks(v: float, made: float, kept: float, panels: int, pieces: int) -> list[Stream]:
+    """Return what winograd_large.py moves. made: bytes of U, or of dU. kept: of M, or of D."""
+    block = made / panels / pieces + kept / panels + v / pieces
+    return [Stream(v * panels, v, v + block), Stream(made, made, block), Stream(kept * pieces, kept * pieces, block)]
+
+
 def _winograd_weight(
     form: int, source: tuple[int, ...], target: tuple[int, ...], apart: int, dilation: tuple[int, int]
 ) -> Work:
@@ -364,6 +374,10 @@ def _winograd_weight(
         Stream(d, d, near),
         Stream(panels_of_d * again, 0, FLOAT * group * (wide + high)),
     ]
+    if planes.uses_blocks(form, channels, outputs, apart, tiles):
+        products = _by_blocks(v, du, d, _up(outputs, winograd_large.WIDTH), _up(channels, winograd_large.DEEP))
+        products.append(Stream(panels_of_d * again, 0, FLOAT * tiles * (wide + high)))
+        return Work(float(square * tiles * channels * outputs), [*products, _halo(form, source)])
     if amx:  # V and D are read once, and split
         strips = PARTS * group * channels
         products = [

@@ -144,6 +144,27 @@ def test_a_convolution_has_a_quarter_of_the_products_with_winograd() -> None:
     assert direct.beyond(1 << 40) == fast.beyond(1 << 40) == (image + 9 * 64 * 64 * 4, image)
 
 
+def test_a_large_layer_leaves_its_transformed_weights_in_the_second_level_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """512 -> 512, 36 planes, 37 tiles: beyond L2 are x, weights, y, and V, for each of 8 panels of 64 outputs."""
+    monkeypatch.setattr(traffic.planes, "uses_blocks", lambda *_: True)
+    weight, image, v = 9 * 512 * 512 * 4, 37 * 4 * 4 * 512 * 4, 36 * 37 * 512 * 4
+    shapes = {"x": (37, 4, 4, 512), "weight": (3, 3, 512, 512), "y": (37, 4, 4, 512)}
+    given = layer(winograd=True) | arrays(**shapes)
+    work = traffic.work("conv.forward", given, far(given), 2)
+    assert work.multiply_adds == 36 * 37 * 512 * 512
+    assert work.beyond(1 << 21) == (image + weight + 8 * v, image + v)
+    shapes = {"x": (37, 4, 4, 512), "dy": (37, 4, 4, 512), "dweight": (3, 3, 512, 512)}
+    options = {"groups": 1, "stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "winograd": True}
+    given = arrays(**shapes)
+    last = {"scratch": operand(5, region="scratch"), "dweight": given["dweight"]}
+    given = {"x": given["x"], "dy": given["dy"], **options, **last}
+    work = traffic.work("conv.backward_weight", given, far(given), 2)
+    assert work.multiply_adds == 36 * 37 * 512 * 512
+    assert work.beyond(1 << 21) == (2 * image + 8 * v, weight + v)
+
+
 def test_a_tile_of_neighbouring_pixels_loads_each_number_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 outputs: 12 pixels load 14 numbers of x for each channel and line of 3 taps, and 3 vectors of weights."""
     monkeypatch.setattr(traffic, "LANES", 16)

@@ -45,13 +45,15 @@ times as long). 3x3 with stride 2 and groups never uses a form. The form with th
 or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two columns, otherwise F(4x4,3x3). The form of
 y does not depend on the number of images. So the result for an image does not depend on the other images of its batch,
 except in the last bits on a CPU with AMX: AMX_TILES tiles or more use it. The form of dx and dweight depends on that
-number (`gradient_form`). Direct and Winograd on a Zen 4, in ms:
+number (`gradient_form`). Direct and Winograd (winograd_large.py) on two threads of a Zen 4, in ms, in a slow minute:
 
-    512 -> 512             8 images of 3 x 3      dx 3.1, 4.8      dweight 1.8, 4.7      two threads
-                           8 images of 4 x 4         3.2, 4.8              3.2, 4.8
-                          16 images of 4 x 4         5.9, 5.2              6.1, 4.6
-    256 -> 512, stride 2  16 images of 7 x 7         5.0, 7.1              8.7, 12.5     one thread
-                          64 images of 7 x 7        15.8, 18.4            28.2, 20.6
+    512 -> 512             1 image of 4 x 4       dx 1.1, 2.1      dweight 0.9, 1.3
+                           2                         2.6, 2.9              1.7, 2.0
+                           8                         3.7, 2.6              3.9, 2.2
+                          37 (a fast minute)        13.9, 5.2             14.0, 4.6
+    256 -> 512, stride 2   8 images of 8 x 8         1.7, 1.6              1.7, 2.0
+                          16 of 7 x 7                2.1, 2.6              3.3, 2.7
+                          37 of 8 x 8                6.9, 5.2              7.7, 5.2
 """
 
 from __future__ import annotations

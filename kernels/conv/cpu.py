@@ -1,6 +1,7 @@
-"""Compiled convolution: which kernel computes a call. README.md and WINOGRAD.md explain the four algorithms:
+"""Compiled convolution: which kernel computes a call. README.md and WINOGRAD.md explain the algorithms:
 
     winograd    winograd.py, winograd_gradient.py      fewer multiplications, for some geometries (choice.py: which)
+    large       winograd_large.py                      the same for layers with many weights and few pixels
     product     pointwise.py                           matrix products, for kernels of 1 x 1
     narrow      depthwise.py, depthwise_gradient.py    groups of few channels
     direct      direct.py, weight_gradient.py          the sum of the definition, for any geometry
