@@ -37,8 +37,8 @@ from minidl.kernels.matmul.tile import end_of_layer, lanes, whole_vectors
 
 from .blocks import clear
 from .channels import channel_of_group, columns_within
-from .geometry import Axis, Layer, ceildiv, layer_of
-from .rectangles import axes_of, passes_of, rows_of_band, runs_of, tap_offsets
+from .geometry import Axis, Layer, axes_of, ceildiv, layer_of, passes_of
+from .rectangles import rows_of_band, runs_of, tap_offsets
 from .reference import Pair, Shape
 from .rows import fill_end
 from .sizes import NARROW, NR, SERIAL
@@ -145,7 +145,7 @@ def _task(
     """Compute this task's bands of all passes."""
     layer = layer_of(weight.shape, backward, groups, stride, padding, dilation)
     for remainder in range(passes_of(layer, backward)):
-        v, h = axes_of(layer, backward, size, of_y, remainder)
+        v, h = axes_of(layer, backward, size, of_y, remainder, 1)
         _pass(task, tasks, layer, v, h, source.shape[0], source.reshape(-1), weight.reshape(-1), finish, end, shortcut,
               out.reshape(-1))  # fmt: skip
 

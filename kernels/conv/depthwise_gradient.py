@@ -21,8 +21,8 @@ from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.tile import lanes
 
 from .channels import channel_of_group, channel_width, columns_within
-from .geometry import Axis, Layer, ceildiv, layer_of
-from .rectangles import axes_of, rows_of_band, runs_of, tap_offsets
+from .geometry import Axis, Layer, axes_of, ceildiv, layer_of
+from .rectangles import rows_of_band, runs_of, tap_offsets
 from .reference import Pair, Shape
 from .sizes import MAX_COPY, NARROW, SERIAL
 from .weight_gradient import add_parts, splits_of
@@ -103,7 +103,7 @@ def _part(split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, total:
     """
     batch, size, channels = x.shape[0], layer.inner, layer.groups * layer.inner
     most = _taps_of_tile(size)
-    v, h = axes_of(layer, False, x.shape[1:3], dy.shape[1:3], 0)
+    v, h = axes_of(layer, False, x.shape[1:3], dy.shape[1:3], 0, 1)
     rows, columns = runs_of(v), runs_of(h)
     taps_of_x, taps_of_weight = tap_offsets(layer, v, h, rows, columns)
     each, images = rows_of_band(layer, v, h, 1, 0), 1

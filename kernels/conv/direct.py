@@ -32,13 +32,13 @@ from .blocks import Cut, block_at, copy_size, cut_into_blocks, gather, place, ro
 from .channels import channel_panel, channel_width
 from .geometry import (
     Layer,
+    axes_of,
     bundle_of,
     bundles_in_tiles,
     by_channels,
     ceildiv,
-    forward_axis,
-    gradient_axis,
     layer_of,
+    passes_of,
     whole_bundles,
 )
 from .line import line_panel
@@ -217,31 +217,20 @@ def _pass(
 
 @apart_jit
 def _cut(remainder: int, bundle: int, tasks: int, layer: Layer, source: ndarray, backward: bool, out: ndarray) -> Cut:
-    """Return a pass, cut into blocks. Forward has a single pass (remainder 0).
-
-    The data gradient has a pass for each pair (vertical, horizontal) of remainders modulo the stride; `remainder` is
-    the number of the pair. With bundles, the passes for horizontal remainder 0 compute all pixels of their rows.
-    Otherwise, taps that read only outside the source are left out.
-    """
-    batch, high, wide, _ = source.shape
-    out_high, out_wide = out.shape[1:3]
-    if backward:
-        v = gradient_axis(layer, 0, out_high, high, remainder // layer.stride[1])
-        h = gradient_axis(layer, 1, out_wide, wide, remainder % layer.stride[1])
-        if bundle > 1:
-            h = geometry.gradient_bundles(layer, 1, out_wide, wide, bundle)
-    else:
-        v, h = forward_axis(layer, 0, high, out_high, 1), forward_axis(layer, 1, wide, out_wide, bundle)
+    """Return pass number `remainder`, cut into blocks. Without bundles, taps that read only outside the source are left
+    out."""
+    size, of_y = (out.shape[1:3], source.shape[1:3]) if backward else (source.shape[1:3], out.shape[1:3])
+    v, h = axes_of(layer, backward, size, of_y, remainder, bundle)
     v = geometry.trimmed(v)
     if bundle == 1:
         h = geometry.trimmed(h)
     contiguous = layer.groups == 1 or v.taps * h.taps == 1  # neighbouring taps are adjacent in the source
     in_place = contiguous and not by_channels(layer) and geometry.inside(v) and geometry.inside(h)
-    total = batch * v.pixels * h.pixels
+    total = source.shape[0] * v.pixels * h.pixels
     pixels = total // (4 * tasks)
     if pixels < FEWEST_PIXELS:
         pixels = ceildiv(ceildiv(total, tasks), MR) * MR
-    return cut_into_blocks(layer, v, h, batch, in_place, 0, min(MC, pixels), tasks, source)
+    return cut_into_blocks(layer, v, h, source.shape[0], in_place, 0, min(MC, pixels), tasks, source)
 
 
 @helper
@@ -263,7 +252,7 @@ def _task(
     mine = memory[memory.size - (task + 1) * each : memory.size - task * each]
     panels = 1 if by_channels(layer) else layer.groups * panels_of(bundle * layer.outer, memory)
     at = 0
-    for remainder in range(layer.stride[0] * layer.stride[1] if backward else 1):
+    for remainder in range(passes_of(layer, backward)):
         if bundle > 1 and remainder % layer.stride[1]:
             continue  # the pass for horizontal remainder 0 computes these pixels, too
         cut = _cut(remainder, bundle, tasks, layer, source, backward, out)

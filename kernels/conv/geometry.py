@@ -137,6 +137,27 @@ def gradient_bundles(layer: Layer, axis: int, size: int, out: int, bundle: int) 
 
 
 @helper
+def passes_of(layer: Layer, backward: bool) -> int:
+    """Return the number of passes: one forward, and for dx one for each pair of remainders modulo the strides."""
+    return layer.stride[0] * layer.stride[1] if backward else 1
+
+
+@helper
+def axes_of(layer: Layer, backward: bool, size: Pair, out: Pair, remainder: int, bundle: int) -> tuple[Axis, Axis]:
+    """Return the vertical and the horizontal axis of pass number `remainder`; size, out: (height, width) of x and y.
+
+    For dx with bundles, the passes for horizontal remainder 0 compute all pixels of their rows, and no others are
+    needed.
+    """
+    if backward:
+        v = gradient_axis(layer, 0, size[0], out[0], remainder // layer.stride[1])
+        if bundle > 1:
+            return v, gradient_bundles(layer, 1, size[1], out[1], bundle)
+        return v, gradient_axis(layer, 1, size[1], out[1], remainder % layer.stride[1])
+    return forward_axis(layer, 0, size[0], out[0], 1), forward_axis(layer, 1, size[1], out[1], bundle)
+
+
+@helper
 def shares(axis: Axis) -> bool:
     """Return whether neighbouring outputs read so many of the same pixels that line.py computes them faster."""
     return axis.spacing == 1 and ((axis.step == 1 and axis.taps > 1) or (axis.step == 2 and axis.taps == 3))

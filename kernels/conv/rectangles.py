@@ -18,7 +18,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, helper
 
-from .geometry import Axis, Layer, ceildiv, forward_axis, gradient_axis, layer_of
+from .geometry import Axis, Layer, axes_of, ceildiv, layer_of
 from .reference import Pair, Shape
 from .sizes import MAX_COPY, NARROW
 
@@ -41,23 +41,6 @@ def runs_of(axis: Axis) -> ndarray:
 
 
 @helper
-def axes_of(layer: Layer, backward: bool, size: Pair, out: Pair, remainder: int) -> tuple[Axis, Axis]:
-    """Return the vertical and the horizontal axis of a pass (direct.py, _cut); size, out: of x and y."""
-    if backward:
-        return (
-            gradient_axis(layer, 0, size[0], out[0], remainder // layer.stride[1]),
-            gradient_axis(layer, 1, size[1], out[1], remainder % layer.stride[1]),
-        )
-    return forward_axis(layer, 0, size[0], out[0], 1), forward_axis(layer, 1, size[1], out[1], 1)
-
-
-@helper
-def passes_of(layer: Layer, backward: bool) -> int:
-    """Return the number of passes."""
-    return layer.stride[0] * layer.stride[1] if backward else 1
-
-
-@helper
 def is_narrow(w_shape: Shape, groups: int) -> bool:
     """Return whether a layer with weights (kh, kw, C / groups, O) has groups of few channels, as many in y as in x."""
     return groups > 1 and w_shape[2] * groups == w_shape[3] and w_shape[2] in NARROW
@@ -69,7 +52,7 @@ def computes_gradient(
     """Return whether depthwise_gradient.py computes dweight; size, out: (height, width) of x and y."""
     if not is_narrow(w_shape, groups) or w_shape[2] > 1:
         return bool(is_narrow(w_shape, groups))
-    v, h = axes_of(layer_of(w_shape, False, groups, stride, padding, dilation), False, size, out, 0)
+    v, h = axes_of(layer_of(w_shape, False, groups, stride, padding, dilation), False, size, out, 0, 1)
     rectangles = runs_of(v).shape[0] * runs_of(h).shape[0]
     return v.pixels * h.pixels >= FEWEST * rectangles
 
