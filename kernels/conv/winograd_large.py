@@ -25,7 +25,6 @@ import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, helper, parallel_jit, prange, threads
-from minidl.engine.team import thread_count
 from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
 from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
@@ -93,7 +92,7 @@ def _tiles_job(
 
 @parallel_jit
 def _divide(
-    tasks: int, form: int, x: ndarray, weight: ndarray, flip: bool, finish: bool, end: ndarray, shortcut: ndarray,
+    form: int, x: ndarray, weight: ndarray, flip: bool, finish: bool, end: ndarray, shortcut: ndarray,
     padding: Pair, dilation: Pair, memory: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
     """Divide the tiles, and then the panels, among the threads."""
@@ -102,7 +101,7 @@ def _divide(
     tiles = tiles_of(m, y.shape[1], y.shape[2], dilation)
     v_plane, u_plane, m_plane, each = _sizes(form, channels, outputs, count_of(y.shape[0], tiles), dilation)
     v, rest = memory[: n * n * v_plane], memory[n * n * v_plane :]
-    panels = (outputs + WIDTH - 1) // WIDTH
+    tasks, panels = rest.size // each, (outputs + WIDTH - 1) // WIDTH
     for phase in range(2):
         for task in prange(tasks):
             q = np.int64(task)  # a prange index is unsigned
@@ -126,8 +125,7 @@ def _convolve(
     end, rest = memory[: 4 * row_of(outputs)], memory[4 * row_of(outputs) :]
     fill_end(bias, scale, shift, relu, outputs, end)
     finish = relu or bias.size + scale.size > 0
-    # np.int64: another type of integer would compile _divide once more
-    _divide(np.int64(thread_count()), form, x, weight, flip, finish, end, shortcut, padding, dilation, rest, y)
+    _divide(form, x, weight, flip, finish, end, shortcut, padding, dilation, rest, y)
 
 
 @helper
@@ -206,18 +204,19 @@ def _block_job(
 
 
 @parallel_jit
-def _divide_gradient(
-    tasks: int, form: int, x: ndarray, dy: ndarray, padding: Pair, dilation: Pair, memory: ndarray, dweight: ndarray,
-) -> None:  # fmt: skip
-    """Divide the tiles, and then the blocks, among the threads."""
+def backward_weight(
+    form: int, x: ndarray, dy: ndarray, padding: Pair, dilation: Pair, scratch: ndarray, dweight: ndarray
+) -> None:
+    """Compute dweight as winograd_gradient.py does. The threads divide the tiles, and then the blocks."""
     m, _, n = tile_of(form)
     channels, outputs = x.shape[3], dy.shape[3]
     tiles = tiles_of(m, dy.shape[1], dy.shape[2], dilation)
     count = count_of(x.shape[0], tiles)
     v_plane, d_plane, du_plane, each = _gradient_sizes(form, channels, outputs, count, dilation)
+    memory = aligned(scratch)
     v, d = memory[: n * n * v_plane], memory[n * n * v_plane : n * n * (v_plane + d_plane)]
     rest = memory[n * n * (v_plane + d_plane) :]
-    jobs = (channels + DEEP - 1) // DEEP * ((outputs + WIDTH - 1) // WIDTH)
+    tasks, jobs = rest.size // each, (channels + DEEP - 1) // DEEP * ((outputs + WIDTH - 1) // WIDTH)
     for phase in range(2):
         for task in prange(tasks):
             q = np.int64(task)
@@ -228,14 +227,6 @@ def _divide_gradient(
             else:
                 for job in range(q * jobs // tasks, (q + 1) * jobs // tasks):
                     _block_job(job, form, count, v, v_plane, d, d_plane, own, du_plane, dweight)
-
-
-@helper
-def backward_weight(
-    form: int, x: ndarray, dy: ndarray, padding: Pair, dilation: Pair, scratch: ndarray, dweight: ndarray
-) -> None:
-    """Compute dweight as winograd_gradient.py does."""
-    _divide_gradient(np.int64(thread_count()), form, x, dy, padding, dilation, aligned(scratch), dweight)
 
 
 def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
