@@ -32,7 +32,7 @@ from .forms import (
     window_of,
 )
 from .reference import Pair
-from .sizes import FEW_TILES, GROUP_SIZE, KC_5X5, KC_LARGE, LARGE_U, LARGEST_U, LEAST_TILES, U_PER_TILE
+from .sizes import FEW_TILES, GROUP_SIZE, KC_5X5, KC_LARGE, LARGE_U, LEAST_TILES, LEAST_U, U_PER_TILE
 
 Range = tuple[int, int, int]  # of a vector: begin, end, size of a part (`prefetch_part`)
 
@@ -75,19 +75,19 @@ def divides_outputs(form: int, channels: int, outputs: int, groups: int, tiles: 
 def is_large(form: int, channels: int, outputs: int, groups: int) -> bool:
     """Return whether a layer has so many weights that winograd_large.py computes few tiles of it."""
     u = weight_planes(form) * channels * outputs
-    return groups == 1 and u >= LARGEST_U and outputs % LANES == 0
+    return groups == 1 and u >= LEAST_U and outputs % LANES == 0
 
 
 @helper
 def uses_blocks(form: int, channels: int, outputs: int, groups: int, tiles: int) -> bool:
-    """Return whether winograd_large.py computes y or dx, and dweight unless `gradient_on_amx` is true."""
+    """Return whether winograd_large.py computes y, dx or dweight: all tiles are few beside the size of U."""
     few = 0 < tiles <= weight_planes(form) * channels * outputs // U_PER_TILE
     return few and is_large(form, channels, outputs, groups) and not on_amx(channels, outputs, groups, tiles)
 
 
 @helper
 def depth_of_sums(form: int, channels: int, outputs: int, groups: int) -> int:
-    """Return how many products of y and dx are summed in one go."""
+    """Return how many products of y and dx are summed in one go. It does not depend on the number of tiles."""
     if form == F4X4_5X5:
         return KC_5X5
     return KC_LARGE if is_large(form, channels, outputs, groups) else channels

@@ -10,9 +10,9 @@ from minidl.kernels.matmul.blocks import NR as NR
 MC = 512  # at most this many output pixels are in a block, unless a single row has more
 KC = 384  # about this many products are summed in one go; adding such sums has a smaller error than one long sum
 KC_5X5 = 64  # the same limit for Winograd's F(4x4,5x5), whose transforms enlarge rounding errors
-KC_LARGE = 64  # and for large layers (winograd_large.py)
-LARGEST_U = 2**20  # in such a layer, U has at least this many numbers.
-U_PER_TILE = 2**14  # If it has this many for each tile, all tiles read U block by block
+KC_LARGE = 64  # the same limit for Winograd's other forms in large layers: those in which U has at least
+LEAST_U = 2**20  # this many numbers. If it has at least
+U_PER_TILE = 2**14  # this many for each tile, all tiles read U block by block (winograd_large.py)
 TILES_5X5 = 32  # tiles that the weight gradient of F(4x4,5x5) sums in one go, if it has only one partial sum
 WEIGHT_KC = 256  # like MC, for a block of the direct weight gradient; divided by the horizontal stride
 

@@ -35,15 +35,13 @@ from minidl.engine.jit import cached, threads
 from minidl.program.call import numba_type
 from minidl.resources import cores
 
-# Approximate compilation times in seconds (1 for all others): the slowest kernels begin first. Kernels with less than 1
-# share functions with the kernels that begin first. They begin last, and load these functions from the cache.
+# Approximate compilation times in seconds (1 for all others): the slowest kernels begin first. Kernels with less than 1,
+# and those of dx (0), share functions with the kernels that begin first. They load these functions from the cache.
 SECONDS = {"conv.winograd_forward": 13, "conv.direct_forward": 10, "conv.direct_backward_weight": 7,
            "norm.batch_norm": 5, "matmul.nn": 5, "conv.narrow_forward": 4, "conv.product_forward": 4,
-           "conv.winograd_backward_weight": 3, "group_norm.group_norm": 3, "movement.copy": 2, "reduce.sum": 2,
-           "softmax.cross_entropy": 1.5, "conv_norm.backward_weight": 0.5, "matmul.nt": 0, "matmul.tn": 0,
-           "conv.winograd_backward_input": 0, "conv.direct_backward_input": 0, "conv.narrow_backward_input": 0,
-           "conv.product_backward_input": 0, "conv.product_backward_weight": 0, "conv_norm.forward": 0,
-           "conv_norm.backward_input": 0}  # fmt: skip
+           "conv.winograd_backward_weight": 3, "group_norm.group_norm": 3, "conv.large_forward": 2, "movement.copy": 2,
+           "reduce.sum": 2, "softmax.cross_entropy": 1.5, "conv_norm.backward_weight": 0.5, "matmul.nt": 0,
+           "matmul.tn": 0, "conv.product_backward_weight": 0, "conv_norm.forward": 0}  # fmt: skip
 
 OnProgress = Callable[[int, int], None]  # called with the number of kernels that are ready, and of all kernels
 
@@ -110,7 +108,7 @@ def compile_all(kernels: Iterable[Kernel], progress: OnProgress = silent) -> Non
     kernels = list(dict.fromkeys(kernels))
     missing = [kernel for kernel in kernels if not kernel.ready()]
     progress(len(kernels) - len(missing), len(kernels))
-    missing.sort(key=lambda kernel: -SECONDS.get(f"{kernel.op}.{kernel.name}", 1))
+    missing.sort(key=_seconds, reverse=True)
     if len(missing) > 1 and worker_limit() > 1:
         requests = [" ".join([*kernel[:3], *map(_encode, kernel.signature)]) for kernel in missing]
         with suppress(OSError):  # no process can be started
@@ -122,6 +120,10 @@ def compile_all(kernels: Iterable[Kernel], progress: OnProgress = silent) -> Non
         if kernel.signature not in kernel.function.overloads:
             kernel.function.compile(kernel.signature)
     progress(len(kernels), len(kernels))
+
+
+def _seconds(kernel: Kernel) -> float:
+    return 0 if kernel.name.endswith("backward_input") else SECONDS.get(f"{kernel.op}.{kernel.name}", 1)
 
 
 def worker_limit() -> int:
