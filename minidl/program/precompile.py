@@ -35,8 +35,8 @@ from minidl.engine.jit import cached, threads
 from minidl.program.call import numba_type
 from minidl.resources import cores
 
-# Approximate compilation times in seconds (1 for all others): the slowest kernels begin first. Kernels with less than 1,
-# and those of dx (0), share functions with the kernels that begin first. They load these functions from the cache.
+# Approximate compilation times in seconds (1 for all others). The slowest kernels begin first. Those with less than 1,
+# and those of dx (0), begin last: they share functions with the others, and load them from the cache.
 SECONDS = {"conv.winograd_forward": 13, "conv.direct_forward": 10, "conv.direct_backward_weight": 7,
            "norm.batch_norm": 5, "matmul.nn": 5, "conv.narrow_forward": 4, "conv.product_forward": 4,
            "conv.winograd_backward_weight": 3, "group_norm.group_norm": 3, "conv.large_forward": 2, "movement.copy": 2,
