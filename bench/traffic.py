@@ -325,7 +325,8 @@ def _winograd(
     panel = FLOAT * square * panels * NR * channels  # a row of tiles reads this much of U
     multiply_adds = float(square * tiles * channels * outputs // apart)
     if planes.uses_blocks(form, channels, outputs, apart, tiles):
-        blocks = _by_blocks(v, u, products, _up(outputs, winograd_large.WIDTH), _up(channels, sizes.KC_LARGE))
+        panels = _up(outputs, winograd_large.width_of(outputs))
+        blocks = _by_blocks(v, u, products, panels, _up(channels, sizes.KC_LARGE))
         tiled = Stream(u * (_up(tiles, high) - 1), 0, FLOAT * sizes.KC_LARGE * (wide + high))
         return Work(multiply_adds, [*blocks, tiled, _halo(form, source)])
     amx = choice.on_amx(channels, outputs, apart, tiles)
@@ -375,7 +376,8 @@ def _winograd_weight(
         Stream(panels_of_d * again, 0, FLOAT * group * (wide + high)),
     ]
     if planes.uses_blocks(form, channels, outputs, apart, tiles):
-        products = _by_blocks(v, du, d, _up(outputs, winograd_large.WIDTH), _up(channels, winograd_large.DEEP))
+        panels = _up(outputs, winograd_large.width_of(outputs))
+        products = _by_blocks(v, du, d, panels, _up(channels, winograd_large.DEEP))
         products.append(Stream(panels_of_d * again, 0, FLOAT * tiles * (wide + high)))
         return Work(float(square * tiles * channels * outputs), [*products, _halo(form, source)])
     if amx:  # V and D are read once, and split

@@ -253,6 +253,9 @@ def test_the_rule_that_selects_a_form() -> None:
     for images, form in ((5, DIRECT), (100, F4X4_3X3)):  # of 3 x 3 pixels: for few, U costs more than it saves
         assert input_form(images, (3, 3), three, 512, 512, one, one, one, 1) == form
         assert gradient_form(images, (3, 3), three, 512, 512, one, one, 1) == form
+    for images, form in ((20, DIRECT), (100, F4X4_3X3)):  # U is stored
+        assert gradient_form(images, (3, 3), three, 512, 520, one, one, 1) == form
+        assert gradient_form(images, (3, 3), three, 1024, 1024, one, one, 2) == form
     assert gradient_form(1, (8, 8), three, 256, 256, one, one, 1) == F4X4_3X3
     assert gradient_form(15, (4, 4), three, 256, 512, two, one, 1) == DIRECT
     assert gradient_form(64, (4, 4), three, 256, 512, two, one, 1) == STRIDE2_3X3

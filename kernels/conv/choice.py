@@ -45,12 +45,13 @@ times as long). 3x3 with stride 2 and groups never uses a form. The form with th
 or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two columns, otherwise F(4x4,3x3). The form of
 y does not depend on the number of images. So the result for an image does not depend on the other images of its batch,
 except in the last bits on a CPU with AMX: AMX_TILES tiles or more use it. The form of dx and dweight depends on that
-number (`gradient_form`). Direct and Winograd (winograd_large.py) on two threads of a Zen 4, in ms, in a slow minute:
+number (`gradient_form`). Direct and Winograd (winograd_large.py) on two threads of a Zen 4, in ms, in a slow minute
+(sizes of x; with stride 2, 4 x 4 outputs):
 
     512 -> 512             1 image of 4 x 4       dx 1.1, 2.1      dweight 0.9, 1.3
                            2                         2.6, 2.9              1.7, 2.0
                            8                         3.7, 2.6              3.9, 2.2
-                          37 (a fast minute)        13.9, 5.2             14.0, 4.6
+                          16                         8.5, 4.0              6.3, 2.8
     256 -> 512, stride 2   8 images of 8 x 8         1.7, 1.6              1.7, 2.0
                           16 of 7 x 7                2.1, 2.6              3.3, 2.7
                           37 of 8 x 8                6.9, 5.2              7.7, 5.2
@@ -73,7 +74,8 @@ FEWEST, FEWEST_5X5, FEWEST_SMALL, FEWEST_STRIDED, FEWEST_WITH_GROUPS = 8, 6, 16,
 FEWEST_PAIRS, FEWEST_IN_GROUP = 96, 4  # pairs of an input and an output channel; channels in a group
 AMX_CHANNELS, AMX_GRADIENT_CHANNELS, AMX_TILES = 32, 128, 64  # with fewer, vectors are as fast as AMX
 MANY_PAIRS = 2**17  # with as many pairs of channels, dx and dweight are direct if all images together have fewer pixels
-FEW_PIXELS, FEW_PIXELS_STRIDED = 48, 256  # than this (with stride 2: the second)
+FEW_PIXELS, FEW_PIXELS_STRIDED = 48, 256  # than this (with stride 2: the second); where winograd_large.py cannot
+FEW_PIXELS_OTHERS, FEW_PIXELS_OTHERS_STRIDED = 192, 768  # compute it, than this
 GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as many multiplications
 
 
@@ -120,9 +122,11 @@ def gradient_form(
 ) -> int:
     """Return the form of dweight, or of dx with stride 1: that of y, unless the transformed weights cost too much.
 
-    U or dU of a large layer does not fit into the third-level cache, and few pixels do not make up for that.
+    The transform of a large layer's weights costs more than it saves for few pixels: above all where U or dU is stored.
     """
     few = FEW_PIXELS_STRIDED if stride == (2, 2) else FEW_PIXELS
+    if groups > 1 or outputs % 16 > 0:
+        few = FEW_PIXELS_OTHERS_STRIDED if stride == (2, 2) else FEW_PIXELS_OTHERS
     if channels * outputs // groups >= MANY_PAIRS and images * out[0] * out[1] < few:
         return DIRECT
     return winograd_form(out, kernel, channels, outputs, stride, dilation, groups)

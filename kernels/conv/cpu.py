@@ -38,55 +38,53 @@ from .reference import __all__ as __all__
 
 
 def _algorithm(
-    form: int, large: bool, narrow: bool, w_shape: Shape, groups: int, stride: Pair, padding: Pair
-) -> str:
-    """Return which algorithm computes a layer. form: of Winograd's method. large, narrow: whether these may be used."""
+    form: int, narrow: bool, images: int, out: Pair, channels: int, outputs: int, w_shape: Shape, groups: int,
+    stride: Pair, padding: Pair, dilation: Pair,
+) -> str:  # fmt: skip
+    """Return which algorithm computes a pass.
+
+    form: of Winograd's method, or DIRECT. narrow: whether the kernels for narrow groups can compute it.
+    images: their number. out: (height, width) of what is written (dweight: of y). channels, outputs: read and written
+    """
     if form != DIRECT:
-        return "large" if large else "winograd"
+        tiles = count_of(images, tiles_of(tile_of(form)[0], *out, dilation))
+        return "large" if uses_blocks(form, channels, outputs, groups, tiles) else "winograd"
     if pointwise.is_product(w_shape, groups, stride, padding):
         return "product"
     return "narrow" if narrow else "direct"
-
-
-def _tiles(form: int, images: int, out: Pair, dilation: Pair) -> int:
-    """Return the number of tiles of y or dx, of height and width `out`, in Winograd's form."""
-    return count_of(images, tiles_of(tile_of(form)[0], *out, dilation)) if form != DIRECT else 0
 
 
 def _of_y(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> tuple[str, int]:
     """Return the algorithm that computes y, and its form if it is Winograd's."""
-    out = output_size(x_shape, w_shape, stride, padding, dilation)
-    form = winograd_form(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups) if winograd else DIRECT
-    tiles = _tiles(form, x_shape[0], out, dilation)
-    large = uses_blocks(form, x_shape[3], w_shape[3], groups, tiles)
-    return _algorithm(form, large, rectangles.is_narrow(w_shape, groups), w_shape, groups, stride, padding), form
+    out, (channels, outputs) = output_size(x_shape, w_shape, stride, padding, dilation), (x_shape[3], w_shape[3])
+    form = winograd_form(out, w_shape[:2], channels, outputs, stride, dilation, groups) if winograd else DIRECT
+    narrow, pass_ = rectangles.is_narrow(w_shape, groups), (x_shape[0], out, channels, outputs)
+    return _algorithm(form, narrow, *pass_, w_shape, groups, stride, padding, dilation), form
 
 
 def _of_dx(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> tuple[str, int]:
     """Return the algorithm that computes dx, and its form if it is Winograd's."""
-    images, size, (outputs, channels) = x_shape[0], x_shape[1:3], (x_shape[3], w_shape[3])
-    form = input_form(images, size, w_shape[:2], channels, outputs, stride, padding, dilation, groups)
-    form = form if winograd else DIRECT
-    tiles = _tiles(form, images, size, dilation)
-    large = uses_blocks(form, channels, outputs, groups, tiles)
-    return _algorithm(form, large, rectangles.is_narrow(w_shape, groups), w_shape, groups, stride, padding), form
+    images, out, (channels, outputs) = x_shape[0], x_shape[1:3], (w_shape[3], x_shape[3])
+    form = input_form(images, out, w_shape[:2], channels, outputs, stride, padding, dilation, groups)
+    form, narrow = form if winograd else DIRECT, rectangles.is_narrow(w_shape, groups)
+    pass_ = images, out, channels, outputs
+    return _algorithm(form, narrow, *pass_, w_shape, groups, stride, padding, dilation), form
 
 
 def _of_dweight(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> tuple[str, int]:
     """Return the algorithm that computes dweight, and its form if it is Winograd's."""
-    out = output_size(x_shape, w_shape, stride, padding, dilation)
-    form = gradient_form(x_shape[0], out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
+    out, (channels, outputs) = output_size(x_shape, w_shape, stride, padding, dilation), (x_shape[3], w_shape[3])
+    form = gradient_form(x_shape[0], out, w_shape[:2], channels, outputs, stride, dilation, groups)
     form = form if winograd else DIRECT
-    tiles = _tiles(form, x_shape[0], out, dilation)
-    large = uses_blocks(form, x_shape[3], w_shape[3], groups, tiles)
     narrow = rectangles.computes_gradient(x_shape[1:3], out, w_shape, groups, stride, padding, dilation)
-    return _algorithm(form, large, narrow, w_shape, groups, stride, padding), form
+    pass_ = x_shape[0], out, channels, outputs
+    return _algorithm(form, narrow, *pass_, w_shape, groups, stride, padding, dilation), form
 
 
 def _pixels(x_shape: Shape) -> int:

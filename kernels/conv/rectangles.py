@@ -50,8 +50,10 @@ def computes_gradient(
     size: Pair, out: Pair, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
 ) -> bool:
     """Return whether depthwise_gradient.py computes dweight; size, out: (height, width) of x and y."""
-    if not is_narrow(w_shape, groups) or w_shape[2] > 1:
-        return bool(is_narrow(w_shape, groups))
+    if not is_narrow(w_shape, groups):
+        return False
+    if w_shape[2] > 1:
+        return True
     v, h = axes_of(layer_of(w_shape, False, groups, stride, padding, dilation), False, size, out, 0, 1)
     rectangles = runs_of(v).shape[0] * runs_of(h).shape[0]
     return v.pixels * h.pixels >= FEWEST * rectangles

@@ -10,9 +10,8 @@ from minidl.kernels.matmul.blocks import NR as NR
 MC = 512  # at most this many output pixels are in a block, unless a single row has more
 KC = 384  # about this many products are summed in one go; adding such sums has a smaller error than one long sum
 KC_5X5 = 64  # the same limit for Winograd's F(4x4,5x5), whose transforms enlarge rounding errors
-KC_LARGE = 64  # the same limit for Winograd's other forms in large layers: those in which U has at least
-LEAST_U = 2**20  # this many numbers. If it has at least
-U_PER_TILE = 2**14  # this many for each tile, all tiles read U block by block (winograd_large.py)
+KC_LARGE = 64  # the same limit for Winograd's other forms, if U has at least LARGE_U numbers
+LARGE_U = 2**20
 TILES_5X5 = 32  # tiles that the weight gradient of F(4x4,5x5) sums in one go, if it has only one partial sum
 WEIGHT_KC = 256  # like MC, for a block of the direct weight gradient; divided by the horizontal stride
 
@@ -33,5 +32,7 @@ GROUP_SIZE = L2 // 4 // 2
 LEAST_TILES = 16  # in a group
 EARLY_Y = 16  # with up to so many channels of x, y's lines are requested before the products of its tiles, not after
 WINOGRAD_SERIAL = 2**19  # one thread computes y or dx if the products have fewer multiplications
-LARGE_U = 2**16  # if U has at least this many numbers, and there are at most
+U_PER_TILE = 2**14  # winograd_large.py computes a large layer if U has at least this many numbers for each tile
+LEAST_OUTPUTS = 128  # in winograd_large.py: four panels
+DIVIDED_U = 2**16  # if U has at least this many numbers, and there are at most
 FEW_TILES = 32  # this many tiles, the threads divide the outputs among themselves, not the tiles

@@ -29,22 +29,30 @@ from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
 from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
 
-from .choice import Tiles, count_of, tiles_of
+from .choice import F4X4_5X5, Tiles, count_of, tiles_of
 from .forms import gather_transform, stride_of, tile_of, weight_plane, weight_planes
+from .geometry import ceildiv
 from .planes import depth_of_sums, from_planes, plane_of, round_up, row_of, to_planes, weight_to_planes
 from .reference import Pair, output_size
+from .sizes import TILES_5X5
 from .winograd import Shape, fill_end, padding_of_dx, zeros_of
+from .winograd_gradient import gradient_sizes
 
-WIDTH = 2 * NR  # outputs of a panel
 DEEP = NR  # channels of a block of dU
+
+
+@helper
+def width_of(outputs: int) -> int:
+    """Return the number of outputs in a panel. There are at least four panels for the threads."""
+    return 2 * NR if outputs >= 8 * NR else NR
 
 
 @helper
 def _sizes(form: int, channels: int, outputs: int, tiles: int, dilation: Pair) -> tuple[int, int, int, int]:
     """Return the sizes of a plane of V, of a block of U and of M, and of a task's memory."""
     m, _, n = tile_of(form)
-    kc = depth_of_sums(form, channels, outputs, 1)
-    v_plane, u_plane, m_plane = plane_of(tiles, round_up(channels, kc)), plane_of(kc, WIDTH), plane_of(tiles, WIDTH)
+    kc, width = depth_of_sums(form, channels, outputs, 1), width_of(outputs)
+    v_plane, u_plane, m_plane = plane_of(tiles, round_up(channels, kc)), plane_of(kc, width), plane_of(tiles, width)
     patch = max(n * n, 2 * m * m) * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
     return v_plane, u_plane, m_plane, max(weight_planes(form) * u_plane + n * n * m_plane, patch) + patch + LANES
 
@@ -57,12 +65,13 @@ def _panel_job(
     """Compute a panel of the outputs of all tiles."""
     n, outputs, columns, vector = tile_of(form)[2], y.shape[3], panel_width(y), lanes(y)
     channels, count = weight.shape[3] if flip else weight.shape[2], count_of(y.shape[0], tiles)
-    begin, stop = panel * WIDTH, min(outputs, (panel + 1) * WIDTH)
+    row = width_of(outputs)
+    begin, stop = panel * row, min(outputs, (panel + 1) * row)
     kc, u, products = depth_of_sums(form, channels, outputs, 1), own, own[weight_planes(form) * u_plane :]
     patch = products[n * n * m_plane :]
     for c in range(0, channels, kc):
         deep = min(kc, channels - c)
-        for block in range(c // vector, (c + deep + vector - 1) // vector):
+        for block in range(c // vector, ceildiv(c + deep, vector)):
             weight_to_planes(form, weight, flip, 1, 0, block, begin, stop, u, u_plane, deep, block * vector - c)
         for k in range(n * n):
             u_at, v_at = weight_plane(form, k) * u_plane, k * v_plane + c * count
@@ -70,9 +79,9 @@ def _panel_job(
             while o < stop - begin:
                 width = tile_columns(stop - begin - o, y)
                 product_panel(count, width, deep, deep, c > 0, v, v_at, kc, 1, u, u_at + o * deep, columns,
-                              columns * deep, products, k * m_plane + o, WIDTH, v, v_at + v_plane)  # fmt: skip
+                              columns * deep, products, k * m_plane + o, row, v, v_at + v_plane)  # fmt: skip
                 o += width
-    from_planes(form, products, m_plane, WIDTH, begin, tiles, 0, count, finish, end, shortcut, patch, begin, stop, y)
+    from_planes(form, products, m_plane, row, begin, tiles, 0, count, finish, end, shortcut, patch, begin, stop, y)
 
 
 @apart_jit
@@ -101,7 +110,7 @@ def _divide(
     tiles = tiles_of(m, y.shape[1], y.shape[2], dilation)
     v_plane, u_plane, m_plane, each = _sizes(form, channels, outputs, count_of(y.shape[0], tiles), dilation)
     v, rest = memory[: n * n * v_plane], memory[n * n * v_plane :]
-    tasks, panels = rest.size // each, (outputs + WIDTH - 1) // WIDTH
+    tasks, panels = rest.size // each, ceildiv(outputs, width_of(outputs))
     for phase in range(2):
         for task in prange(tasks):
             q = np.int64(task)  # a prange index is unsigned
@@ -173,33 +182,36 @@ def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int, dilation
     n = tile_of(form)[2]
     v_plane, d_plane = plane_of(tiles, round_up(channels, DEEP)), plane_of(tiles, round_up(outputs, NR))
     patch = n * n * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
-    du_plane = plane_of(DEEP, WIDTH)
+    du_plane = plane_of(DEEP, width_of(outputs))
     return v_plane, d_plane, du_plane, max(n * n * du_plane, patch) + LANES
 
 
 @apart_jit
 def _block_job(
-    job: int, form: int, count: int, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
-    dweight: ndarray,
+    job: int, form: int, count: int, kc: int, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray,
+    du_plane: int, dweight: ndarray,
 ) -> None:  # fmt: skip
-    """Compute a block of dweight: DEEP input channels and a panel of outputs. The blocks vary fastest."""
+    """Compute a block of dweight: DEEP input channels and a panel of outputs. The blocks vary fastest.
+
+    kc: the number of tiles that are summed in one go
+    """
     _, r, n = tile_of(form)
     channels, outputs, columns = dweight.shape[2], dweight.shape[3], panel_width(dweight)
-    blocks, flat = (channels + DEEP - 1) // DEEP, dweight.reshape(-1)
-    first, begin = job % blocks * DEEP, job // blocks * WIDTH
-    deep, width = min(DEEP, channels - first), min(WIDTH, outputs - begin)
+    blocks, row, flat = ceildiv(channels, DEEP), width_of(outputs), dweight.reshape(-1)
+    first, begin = job % blocks * DEEP, job // blocks * row
+    deep, width = min(DEEP, channels - first), min(row, outputs - begin)
     for k in range(n * n):
         v_at, d_at, o = k * v_plane + first * count, k * d_plane + begin * count, 0
         while o < width:
             some = tile_columns(width - o, dweight)
             at = d_at + o // NR * NR * count + o % NR
-            after = NR * count if (o + columns) % NR == 0 else columns  # from a panel of D to the next
-            product_panel(deep, some, count, count, False, v, v_at, 1, DEEP, d, at, NR, after,
-                          du, k * du_plane + o, WIDTH, v, v_at + v_plane)  # fmt: skip
+            after = NR * count if columns == NR else columns  # to the next panel of D
+            product_panel(deep, some, count, kc, False, v, v_at, 1, DEEP, d, at, NR, after,
+                          du, k * du_plane + o, row, v, v_at + v_plane)  # fmt: skip
             o += some
     for c in range(deep):
         for o in range(0, width, lanes(dweight)):
-            gather_transform(form, du, c * WIDTH + o, n * du_plane, du_plane, (0, n), (0, n), du, flat,
+            gather_transform(form, du, c * row + o, n * du_plane, du_plane, (0, n), (0, n), du, flat,
                              (first + c) * outputs + begin + o, r * channels * outputs, channels * outputs)  # fmt: skip
 
 
@@ -207,7 +219,7 @@ def _block_job(
 def backward_weight(
     form: int, x: ndarray, dy: ndarray, padding: Pair, dilation: Pair, scratch: ndarray, dweight: ndarray
 ) -> None:
-    """Compute dweight as winograd_gradient.py does. The threads divide the tiles, and then the blocks."""
+    """Compute dweight as in winograd_gradient.py. The threads divide the tiles, and then the blocks."""
     m, _, n = tile_of(form)
     channels, outputs = x.shape[3], dy.shape[3]
     tiles = tiles_of(m, dy.shape[1], dy.shape[2], dilation)
@@ -216,7 +228,8 @@ def backward_weight(
     memory = aligned(scratch)
     v, d = memory[: n * n * v_plane], memory[n * n * v_plane : n * n * (v_plane + d_plane)]
     rest = memory[n * n * (v_plane + d_plane) :]
-    tasks, jobs = rest.size // each, (channels + DEEP - 1) // DEEP * ((outputs + WIDTH - 1) // WIDTH)
+    tasks, jobs = rest.size // each, ceildiv(channels, DEEP) * ceildiv(outputs, width_of(outputs))
+    kc = TILES_5X5 if form == F4X4_5X5 else gradient_sizes(form, channels, outputs, 1, count, dilation)[1]
     for phase in range(2):
         for task in prange(tasks):
             q = np.int64(task)
@@ -226,7 +239,7 @@ def backward_weight(
                 _tiles_job(q, tasks, form, True, dy, tiles, (0, 0), d, d_plane, NR, own, channels)
             else:
                 for job in range(q * jobs // tasks, (q + 1) * jobs // tasks):
-                    _block_job(job, form, count, v, v_plane, d, d_plane, own, du_plane, dweight)
+                    _block_job(job, form, count, kc, v, v_plane, d, d_plane, own, du_plane, dweight)
 
 
 def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:

@@ -174,7 +174,7 @@ def parallel_jit(function: Callable[..., Any]) -> Any:
 class _Choice:
     """A kernel that is one of several. choose: returns the one for these arguments.
 
-    Only the kernels that are chosen are compiled. A recorded step (program/table.py) chooses once, not for each call.
+    Only the kernels that are chosen are compiled. A recorded step (program/table.py) chooses once, when it is compiled.
     """
 
     def __init__(self, choose: Callable[..., Any]) -> None:
