@@ -324,10 +324,11 @@ def _winograd(
     near = FLOAT * square * group * (channels + outputs)  # V and M of a group
     panel = FLOAT * square * panels * NR * channels  # a row of tiles reads this much of U
     multiply_adds = float(square * tiles * channels * outputs // apart)
-    if planes.uses_blocks(form, channels, outputs, apart, tiles):
-        panels = _up(outputs, winograd_large.width_of(outputs))
-        blocks = _by_blocks(v, u, products, panels, _up(channels, sizes.KC_LARGE))
-        tiled = Stream(u * (_up(tiles, high) - 1), 0, FLOAT * sizes.KC_LARGE * (wide + high))
+    if forms.uses_blocks(form, channels, outputs, apart, tiles):
+        deep = forms.depth_of_sums(form, channels, outputs, apart)
+        panels = _up(outputs, winograd_large.width_of(outputs, deep))
+        blocks = _by_blocks(v, u, products, panels, _up(channels, deep))
+        tiled = Stream(u * (_up(tiles, high) - 1), 0, FLOAT * deep * (wide + high))
         return Work(multiply_adds, [*blocks, tiled, _halo(form, source)])
     amx = choice.on_amx(channels, outputs, apart, tiles)
     short = apart > 1 and channels // apart <= MOST_PRODUCTS and outputs // apart <= LANES  # U stays in registers
@@ -375,8 +376,8 @@ def _winograd_weight(
         Stream(d, d, near),
         Stream(panels_of_d * again, 0, FLOAT * group * (wide + high)),
     ]
-    if planes.uses_blocks(form, channels, outputs, apart, tiles):
-        panels = _up(outputs, winograd_large.width_of(outputs))
+    if forms.uses_blocks(form, channels, outputs, apart, tiles):
+        panels = _up(outputs, winograd_large.width_of(outputs, winograd_large.DEEP))
         products = _by_blocks(v, du, d, panels, _up(channels, winograd_large.DEEP))
         products.append(Stream(panels_of_d * again, 0, FLOAT * tiles * (wide + high)))
         return Work(float(square * tiles * channels * outputs), [*products, _halo(form, source)])

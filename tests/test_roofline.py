@@ -148,7 +148,7 @@ def test_a_large_layer_leaves_its_transformed_weights_in_the_second_level_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """512 -> 512, 36 planes, 37 tiles: beyond L2 are x, weights, y, and V, for each of 8 panels of 64 outputs."""
-    monkeypatch.setattr(traffic.planes, "uses_blocks", lambda *_: True)
+    monkeypatch.setattr(traffic.forms, "uses_blocks", lambda *_: True)
     weight, image, v = 9 * 512 * 512 * 4, 37 * 4 * 4 * 512 * 4, 36 * 37 * 512 * 4
     shapes = {"x": (37, 4, 4, 512), "weight": (3, 3, 512, 512), "y": (37, 4, 4, 512)}
     given = layer(winograd=True) | arrays(**shapes)

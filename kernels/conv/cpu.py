@@ -31,8 +31,7 @@ from . import (
 )
 from . import winograd as fast
 from .choice import DIRECT, count_of, gradient_form, input_form, tiles_of, winograd_form
-from .forms import tile_of
-from .planes import uses_blocks
+from .forms import tile_of, uses_blocks
 from .reference import Pair, Shape, output_size
 from .reference import __all__ as __all__
 

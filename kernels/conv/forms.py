@@ -6,6 +6,7 @@ choice.py numbers the forms, transforms.py computes matrices, and planes.py uses
 from __future__ import annotations
 
 from minidl.engine.jit import helper
+from minidl.kernels.matmul.blocks import LANES
 
 from .choice import (
     F2X2_3X3,
@@ -17,8 +18,10 @@ from .choice import (
     SPACED_4X4,
     STRIDE2_3X3,
     STRIDE2_4X4,
+    on_amx,
 )
 from .reference import Pair
+from .sizes import KC_5X5, KC_LARGE, LARGE_U, LEAST_OUTPUTS, MOST_IN_ONE_GO, U_PER_TILE
 from .transforms import (
     EIGHT_POINTS,
     FOUR_POINTS,
@@ -97,3 +100,25 @@ def weight_plane(form: int, k: int) -> int:
 def stride_of(form: int) -> Pair:
     """Return the stride of the layers that use a form of y and dweight."""
     return (2, 2) if form >= STRIDE2_3X3 else (1, 1)
+
+
+@helper
+def is_large(form: int, channels: int, outputs: int, groups: int) -> bool:
+    """Return whether a layer has many weights. It does not depend on the number of tiles."""
+    return groups == 1 and weight_planes(form) * channels * outputs >= LARGE_U
+
+
+@helper
+def uses_blocks(form: int, channels: int, outputs: int, groups: int, tiles: int) -> bool:
+    """Return whether winograd_large.py computes y, dx or dweight: all tiles are few beside the size of U."""
+    few = 0 < tiles <= weight_planes(form) * channels * outputs // U_PER_TILE
+    whole = outputs >= LEAST_OUTPUTS and outputs % LANES == 0
+    return few and whole and is_large(form, channels, outputs, groups) and not on_amx(channels, outputs, groups, tiles)
+
+
+@helper
+def depth_of_sums(form: int, channels: int, outputs: int, groups: int) -> int:
+    """Return over how many channels y and dx are summed in one go, in winograd_large.py and in winograd.py."""
+    if form == F4X4_5X5:
+        return KC_5X5
+    return KC_LARGE if channels > MOST_IN_ONE_GO and is_large(form, channels, outputs, groups) else channels

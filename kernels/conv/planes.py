@@ -18,7 +18,7 @@ from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions, pr
 from minidl.kernels.matmul.pack import pack_columns, pack_rows
 from minidl.kernels.matmul.tile import lanes, line_of
 
-from .choice import F4X4_5X5, Tiles, on_amx
+from .choice import Tiles, on_amx
 from .forms import (
     gather_transform,
     input_transform,
@@ -32,7 +32,7 @@ from .forms import (
     window_of,
 )
 from .reference import Pair
-from .sizes import DIVIDED_U, FEW_TILES, GROUP_SIZE, KC_5X5, KC_LARGE, LARGE_U, LEAST_OUTPUTS, LEAST_TILES, U_PER_TILE
+from .sizes import DIVIDED_U, FEW_TILES, GROUP_SIZE, LEAST_TILES
 
 Range = tuple[int, int, int]  # of a vector: begin, end, size of a part (`prefetch_part`)
 
@@ -69,28 +69,6 @@ def divides_outputs(form: int, channels: int, outputs: int, groups: int, tiles: 
     """
     u = weight_planes(form) * channels * outputs
     return groups == 1 and 0 < tiles <= FEW_TILES and u >= DIVIDED_U and outputs % NR == 0
-
-
-@helper
-def is_large(form: int, channels: int, outputs: int, groups: int) -> bool:
-    """Return whether a layer has many weights. It does not depend on the number of tiles."""
-    return groups == 1 and weight_planes(form) * channels * outputs >= LARGE_U
-
-
-@helper
-def uses_blocks(form: int, channels: int, outputs: int, groups: int, tiles: int) -> bool:
-    """Return whether winograd_large.py computes y, dx or dweight: all tiles are few beside the size of U."""
-    few = 0 < tiles <= weight_planes(form) * channels * outputs // U_PER_TILE
-    whole = outputs >= LEAST_OUTPUTS and outputs % LANES == 0
-    return few and whole and is_large(form, channels, outputs, groups) and not on_amx(channels, outputs, groups, tiles)
-
-
-@helper
-def depth_of_sums(form: int, channels: int, outputs: int, groups: int) -> int:
-    """Return over how many channels y and dx are summed in one go, in winograd_large.py and in winograd.py."""
-    if form == F4X4_5X5:
-        return KC_5X5
-    return KC_LARGE if is_large(form, channels, outputs, groups) else channels
 
 
 @helper

@@ -33,9 +33,8 @@ from minidl.kernels.matmul.tile import lanes, panel_width
 from minidl.kernels.norm.blocks import BLOCK_ROWS, gradients_of_block, moments_of_block
 
 from .choice import F4X4_3X3, SPACED_3X3, Tiles, count_of, on_amx, tiles_of
-from .forms import stride_of, tile_of, weight_plane, weight_planes
+from .forms import depth_of_sums, stride_of, tile_of, uses_blocks, weight_plane, weight_planes
 from .planes import (
-    depth_of_sums,
     divides_outputs,
     from_planes,
     group_of,
@@ -45,7 +44,6 @@ from .planes import (
     round_up,
     row_of,
     to_planes,
-    uses_blocks,
     weight_to_planes,
 )
 from .reference import Pair, output_size

@@ -30,11 +30,11 @@ from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .choice import F4X4_5X5, Tiles, count_of, tiles_of
-from .forms import gather_transform, stride_of, tile_of, weight_plane, weight_planes
+from .forms import depth_of_sums, gather_transform, stride_of, tile_of, weight_plane, weight_planes
 from .geometry import ceildiv
-from .planes import depth_of_sums, from_planes, plane_of, round_up, row_of, to_planes, weight_to_planes
+from .planes import from_planes, plane_of, round_up, row_of, to_planes, weight_to_planes
 from .reference import Pair, output_size
-from .sizes import TILES_5X5
+from .sizes import KC_LARGE, TILES_5X5
 from .winograd import Shape, fill_end, padding_of_dx, zeros_of
 from .winograd_gradient import gradient_sizes
 
@@ -42,17 +42,20 @@ DEEP = NR  # channels of a block of dU
 
 
 @helper
-def width_of(outputs: int) -> int:
-    """Return the number of outputs in a panel. There are at least four panels for the threads."""
-    return 2 * NR if outputs >= 8 * NR else NR
+def width_of(outputs: int, depth: int) -> int:
+    """Return the number of outputs in a panel, for blocks of U or dU with `depth` channels: a block has about half of
+    the second-level cache, and there are at least four panels for the threads."""
+    return 2 * NR if outputs >= 8 * NR and depth <= KC_LARGE else NR
 
 
 @helper
 def _sizes(form: int, channels: int, outputs: int, tiles: int, dilation: Pair) -> tuple[int, int, int, int]:
     """Return the sizes of a plane of V, of a block of U and of M, and of a task's memory."""
     m, _, n = tile_of(form)
-    kc, width = depth_of_sums(form, channels, outputs, 1), width_of(outputs)
-    v_plane, u_plane, m_plane = plane_of(tiles, round_up(channels, kc)), plane_of(kc, width), plane_of(tiles, width)
+    kc = depth_of_sums(form, channels, outputs, 1)
+    width = width_of(outputs, kc)
+    v_plane = plane_of(tiles, round_up(channels, row_of(kc)))
+    u_plane, m_plane = plane_of(kc, width), plane_of(tiles, width)
     patch = max(n * n, 2 * m * m) * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
     return v_plane, u_plane, m_plane, max(weight_planes(form) * u_plane + n * n * m_plane, patch) + patch + LANES
 
@@ -65,9 +68,10 @@ def _panel_job(
     """Compute a panel of the outputs of all tiles."""
     n, outputs, columns, vector = tile_of(form)[2], y.shape[3], panel_width(y), lanes(y)
     channels, count = weight.shape[3] if flip else weight.shape[2], count_of(y.shape[0], tiles)
-    row = width_of(outputs)
+    kc = depth_of_sums(form, channels, outputs, 1)
+    row = width_of(outputs, kc)
     begin, stop = panel * row, min(outputs, (panel + 1) * row)
-    kc, u, products = depth_of_sums(form, channels, outputs, 1), own, own[weight_planes(form) * u_plane :]
+    u, products = own, own[weight_planes(form) * u_plane :]
     patch = products[n * n * m_plane :]
     for c in range(0, channels, kc):
         deep = min(kc, channels - c)
@@ -78,7 +82,7 @@ def _panel_job(
             o = 0
             while o < stop - begin:
                 width = tile_columns(stop - begin - o, y)
-                product_panel(count, width, deep, deep, c > 0, v, v_at, kc, 1, u, u_at + o * deep, columns,
+                product_panel(count, width, deep, deep, c > 0, v, v_at, row_of(kc), 1, u, u_at + o * deep, columns,
                               columns * deep, products, k * m_plane + o, row, v, v_at + v_plane)  # fmt: skip
                 o += width
     from_planes(form, products, m_plane, row, begin, tiles, 0, count, finish, end, shortcut, patch, begin, stop, y)
@@ -110,14 +114,14 @@ def _divide(
     tiles = tiles_of(m, y.shape[1], y.shape[2], dilation)
     v_plane, u_plane, m_plane, each = _sizes(form, channels, outputs, count_of(y.shape[0], tiles), dilation)
     v, rest = memory[: n * n * v_plane], memory[n * n * v_plane :]
-    tasks, panels = rest.size // each, ceildiv(outputs, width_of(outputs))
+    kc = depth_of_sums(form, channels, outputs, 1)
+    tasks, panels = rest.size // each, ceildiv(outputs, width_of(outputs, kc))
     for phase in range(2):
         for task in prange(tasks):
             q = np.int64(task)  # a prange index is unsigned
             own = rest[q * each : (q + 1) * each]
             if phase == 0:
-                _tiles_job(q, tasks, form, False, x, tiles, padding, v, v_plane,
-                           depth_of_sums(form, channels, outputs, 1), own, outputs)  # fmt: skip
+                _tiles_job(q, tasks, form, False, x, tiles, padding, v, v_plane, row_of(kc), own, outputs)
             else:
                 for panel in range(q * panels // tasks, (q + 1) * panels // tasks):
                     _panel_job(panel, form, weight, flip, tiles, v, v_plane, u_plane, m_plane, finish, end, shortcut,
@@ -182,7 +186,7 @@ def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int, dilation
     n = tile_of(form)[2]
     v_plane, d_plane = plane_of(tiles, round_up(channels, DEEP)), plane_of(tiles, round_up(outputs, NR))
     patch = n * n * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
-    du_plane = plane_of(DEEP, width_of(outputs))
+    du_plane = plane_of(DEEP, width_of(outputs, DEEP))
     return v_plane, d_plane, du_plane, max(n * n * du_plane, patch) + LANES
 
 
@@ -197,7 +201,7 @@ def _block_job(
     """
     _, r, n = tile_of(form)
     channels, outputs, columns = dweight.shape[2], dweight.shape[3], panel_width(dweight)
-    blocks, row, flat = ceildiv(channels, DEEP), width_of(outputs), dweight.reshape(-1)
+    blocks, row, flat = ceildiv(channels, DEEP), width_of(outputs, DEEP), dweight.reshape(-1)
     first, begin = job % blocks * DEEP, job // blocks * row
     deep, width = min(DEEP, channels - first), min(row, outputs - begin)
     for k in range(n * n):
@@ -228,7 +232,7 @@ def backward_weight(
     memory = aligned(scratch)
     v, d = memory[: n * n * v_plane], memory[n * n * v_plane : n * n * (v_plane + d_plane)]
     rest = memory[n * n * (v_plane + d_plane) :]
-    tasks, jobs = rest.size // each, ceildiv(channels, DEEP) * ceildiv(outputs, width_of(outputs))
+    tasks, jobs = rest.size // each, ceildiv(channels, DEEP) * ceildiv(outputs, width_of(outputs, DEEP))
     kc = TILES_5X5 if form == F4X4_5X5 else gradient_sizes(form, channels, outputs, 1, count, dilation)[1]
     for phase in range(2):
         for task in prange(tasks):

@@ -13,7 +13,7 @@ from minidl.engine.jit import helper, jit
 from ..conv import winograd as fast
 from ..conv import winograd_gradient
 from ..conv.choice import F4X4_3X3, count_of, gradient_form, tiles_of
-from ..conv.planes import uses_blocks
+from ..conv.forms import uses_blocks
 from ..conv.reference import Pair, Shape, output_size
 from ..conv.winograd import Norms
 from ..matmul.blocks import LANES
