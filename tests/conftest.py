@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from minidl.engine.jit import set_threads, threads
+from minidl.ops.conv import winograd
 
 ROOT = Path(__file__).parent.parent
 ROOM = 4 << 30  # bytes in memory for the folders of tests that fail; those of others are removed at once
@@ -85,6 +86,13 @@ def few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     set_threads(before if request.module.__name__.rpartition(".")[2] in ALL_THREADS else 1)
     yield
     set_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def default_convolution() -> Iterator[None]:
+    """Allow Winograd's method again after a module. A job that a test runs in this process may have forbidden it."""
+    yield
+    winograd(True)
 
 
 @pytest.fixture(scope="session", autouse=True)

