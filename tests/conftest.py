@@ -72,7 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 OPS = {folder.parent.name for folder in ROOT.glob("kernels/*/cpu.py")}
-ALL_THREADS = {f"test_{name}" for name in OPS | {"depthwise", "kernels", "ladders", "program", "tile", "winograd"}}
+SEVERAL = {"depthwise", "kernels", "ladders", "program", "tile", "winograd", "winograd_large"}
+ALL_THREADS = {f"test_{name}" for name in OPS | SEVERAL}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -73,9 +73,11 @@ FREQUENT = F4X4_3X3, F2X2_3X3, F4X4_5X5  # in well-known networks
 FEWEST, FEWEST_5X5, FEWEST_SMALL, FEWEST_STRIDED, FEWEST_WITH_GROUPS = 8, 6, 16, 24, 16  # channels
 FEWEST_PAIRS, FEWEST_IN_GROUP = 96, 4  # pairs of an input and an output channel; channels in a group
 AMX_CHANNELS, AMX_GRADIENT_CHANNELS, AMX_TILES = 32, 128, 64  # with fewer, vectors are as fast as AMX
-MANY_PAIRS = 2**17  # with as many pairs of channels, dx and dweight are direct if all images together have fewer pixels
-FEW_PIXELS, FEW_PIXELS_STRIDED = 48, 256  # than this (with stride 2: the second); where winograd_large.py cannot
-FEW_PIXELS_OTHERS, FEW_PIXELS_OTHERS_STRIDED = 192, 768  # compute it, than this
+# With MANY_PAIRS pairs of channels or more, dx and dweight are direct if all images together have fewer pixels than
+# FEW_PIXELS (with stride 2: STRIDED). OTHERS: layers that winograd_large.py does not compute.
+MANY_PAIRS = 2**17
+FEW_PIXELS, FEW_PIXELS_STRIDED = 48, 256
+FEW_PIXELS_OTHERS, FEW_PIXELS_OTHERS_STRIDED = 192, 768
 GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as many multiplications
 
 

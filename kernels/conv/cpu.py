@@ -6,8 +6,8 @@
     narrow      depthwise.py, depthwise_gradient.py    groups of few channels
     direct      direct.py, weight_gradient.py          the sum of the definition, for any geometry
 
-Each algorithm is a kernel of its own, so a step compiles only those that its layers need. `forward`, `backward_input`
-and `backward_weight` choose one by the shapes of their arguments.
+Each algorithm has separate kernels, so a step compiles only those that its layers use. `forward`, `backward_input` and
+`backward_weight` choose one by the shapes of their arguments.
 """
 
 from __future__ import annotations
