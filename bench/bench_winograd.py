@@ -22,6 +22,7 @@ from minidl.engine import jit
 from minidl.kernels.conv import cpu, winograd, winograd_gradient
 from minidl.kernels.conv.choice import (
     F2X2_3X3,
+    F2X2_7X7,
     F3X3_4X4,
     F4X4_3X3,
     F4X4_5X5,
@@ -40,7 +41,8 @@ except ImportError:
 
 Call = Callable[[], object]
 NAMES = {F4X4_3X3: "F(4x4,3x3)", F2X2_3X3: "F(2x2,3x3)", F4X4_5X5: "F(4x4,5x5)", F5X5_2X2: "F(5x5,2x2)",
-         F3X3_4X4: "F(3x3,4x4)", STRIDE2_3X3: "3x3, stride 2", STRIDE2_4X4: "4x4, stride 2"}  # fmt: skip
+         F3X3_4X4: "F(3x3,4x4)", F2X2_7X7: "F(2x2,7x7)", STRIDE2_3X3: "3x3, stride 2",
+         STRIDE2_4X4: "4x4, stride 2"}  # fmt: skip
 PASSES = ("forward", "backward_input", "backward_weight")
 LAYERS = {  # N, height and width, C, O, kernel size r, stride
     "lenet-2": (64, 14, 32, 64, 5, 1),
@@ -60,6 +62,7 @@ LAYERS = {  # N, height and width, C, O, kernel size r, stride
     "stride-4x4": (64, 16, 64, 128, 4, 2),
     "even-2x2": (64, 16, 64, 64, 2, 1),
     "even-4x4": (64, 16, 64, 64, 4, 1),
+    "wide-7x7": (64, 16, 64, 64, 7, 1),
 }
 QUICK = ("lenet-2", "resnet-32", "resnet-32-64")
 ACCURACY = [*((form, 8, 16, 64) for form in NAMES), (F4X4_5X5, 2, 7, 512)]  # form, N, height and width, C = O

@@ -37,7 +37,13 @@ with 64 images:
                     8 x 8,  64 -> 128     0.6, 0.6, 0.7         3x3, stride 2, 30 x 30,  64 -> 128    1.1, 1.1, 1.0
                                                                 4x4, stride 2, 30 x 30,  64 -> 64     1.0, 0.8, 0.9
 
-So a form is used from 8 channels on (5x5: 6; 2x2: 16; 3x3 with stride 2: 16 for multiples of 16, else 24), for
+    7x7      64 images of 16 x 16,  64 -> 64      0.4, 0.4, 0.4     (two threads)
+             37 of 31 x 31,         24 -> 24      0.6, 0.6, 0.6
+                                    16 -> 16      0.6, 0.6, 0.9
+                                     8 -> 16      1.0, 0.8, 1.6
+              8 of 8 x 8,         256 -> 256      0.5, 0.5, 0.5
+
+So a form is used from 8 channels on (5x5: 6; 2x2 and 7x7: 16; 3x3 with stride 2: 16 for multiples of 16, else 24), for
 FEWEST_PAIRS pairs of channels and more. (In a net, where x is seldom in the caches, 24 -> 40 with stride 2 takes as
 long as with the direct kernel, which has no prefetches.) With groups, it is used from 16 channels on, if each group has
 at least 4, unless all have 4 in x and in y: then depthwise.py takes 0.3 to 0.6 of the time (with 8 channels 1.2 to 2
@@ -67,8 +73,9 @@ from .sizes import NARROW
 Tiles = tuple[int, int, int, int]
 
 DIRECT, F4X4_3X3, F2X2_3X3, F4X4_5X5, F5X5_2X2, F3X3_4X4 = 0, 1, 2, 3, 4, 5
-STRIDE2_3X3, STRIDE2_4X4 = 6, 7  # 4 x 4 outputs with stride 2: y and dweight
-SPACED_3X3, SPACED_4X4 = 8, 9  # 8 x 8 pixels of dx in such a layer
+F2X2_7X7 = 6
+STRIDE2_3X3, STRIDE2_4X4 = 7, 8  # 4 x 4 outputs with stride 2: y and dweight
+SPACED_3X3, SPACED_4X4 = 9, 10  # 8 x 8 pixels of dx in such a layer
 FREQUENT = F4X4_3X3, F2X2_3X3, F4X4_5X5  # in well-known networks
 FEWEST, FEWEST_5X5, FEWEST_SMALL, FEWEST_STRIDED, FEWEST_WITH_GROUPS = 8, 6, 16, 24, 16  # channels
 FEWEST_PAIRS, FEWEST_IN_GROUP = 96, 4  # pairs of an input and an output channel; channels in a group
@@ -143,23 +150,23 @@ def winograd_form(
     x has `channels` channels, y has `outputs` channels, and out = (Ho, Wo).
     """
     r, by_two = kernel[0], stride == (2, 2)
-    least = FEWEST_5X5 if r == 5 else FEWEST_SMALL if r == 2 else FEWEST
+    least = FEWEST_5X5 if r == 5 else FEWEST_SMALL if r in (2, 7) else FEWEST
     if r == 3 and by_two:
         least = FEWEST_SMALL if channels % 16 == 0 and outputs % 16 == 0 else FEWEST_STRIDED
     if groups > 1:
         least = max(FEWEST_WITH_GROUPS, FEWEST_IN_GROUP * groups)
     few = min(channels, outputs) < least or channels * outputs < FEWEST_PAIRS
-    if few or kernel[1] != r or r < 2 or r > 5:
+    if few or kernel[1] != r or r < 2 or r == 6 or r > 7:
         return DIRECT
     if 1 < groups and channels == outputs == 4 * groups and 4 in NARROW:
         return DIRECT
     if by_two:
-        if r == 2 or r == 5 or (r == 3 and groups > 1) or dilation != (1, 1):
+        if r == 2 or r >= 5 or (r == 3 and groups > 1) or dilation != (1, 1):
             return DIRECT
     elif stride != (1, 1):
         return DIRECT
     # Multiplications for each input channel and output channel: n^2 for each tile
-    n = r + 6 if by_two else 8 if r == 5 else 6
+    n = r + 6 if by_two else 8 if r >= 5 else 6
     m = 4 if by_two else n - r + 1
     many = count_of(1, tiles_of(m, out[0], out[1], dilation)) * n**2
     two = count_of(1, tiles_of(2, out[0], out[1], dilation)) * 4**2 if r == 3 and not by_two else many
@@ -169,8 +176,8 @@ def winograd_form(
         return STRIDE2_3X3 if r == 3 else STRIDE2_4X4
     if r == 3:
         return F4X4_3X3 if many <= two else F2X2_3X3
-    if r == 5:
-        return F4X4_5X5
+    if r >= 5:
+        return F4X4_5X5 if r == 5 else F2X2_7X7
     return F5X5_2X2 if r == 2 else F3X3_4X4
 
 

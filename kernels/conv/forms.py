@@ -10,6 +10,7 @@ from minidl.kernels.matmul.blocks import LANES
 
 from .choice import (
     F2X2_3X3,
+    F2X2_7X7,
     F3X3_4X4,
     F4X4_3X3,
     F4X4_5X5,
@@ -21,7 +22,7 @@ from .choice import (
     on_amx,
 )
 from .reference import Pair
-from .sizes import KC_5X5, KC_LARGE, LARGE_U, LEAST_OUTPUTS, MOST_IN_ONE_GO, U_PER_TILE
+from .sizes import KC_EIGHT, KC_LARGE, LARGE_U, LEAST_OUTPUTS, MOST_IN_ONE_GO, U_PER_TILE
 from .transforms import (
     EIGHT_POINTS,
     FOUR_POINTS,
@@ -43,6 +44,7 @@ _FORMS = {
     F4X4_5X5: matrices(EIGHT_POINTS, 4, 5),
     F5X5_2X2: matrices(SIX_POINTS, 5, 2),
     F3X3_4X4: matrices(SIX_POINTS, 3, 4),
+    F2X2_7X7: matrices(EIGHT_POINTS, 2, 7),
     STRIDE2_3X3: strided(4, 3),
     STRIDE2_4X4: strided(4, 4),
 }
@@ -97,6 +99,12 @@ def weight_plane(form: int, k: int) -> int:
     return rows[k // n] * _SIDES[form] + rows[k % n]
 
 
+@helper
+def has_eight_points(form: int) -> bool:
+    """Return whether a form's transforms enlarge rounding errors so much that sums are split into short pieces."""
+    return form in (F4X4_5X5, F2X2_7X7)
+
+
 def stride_of(form: int) -> Pair:
     """Return the stride of the layers that use a form of y and dweight."""
     return (2, 2) if form >= STRIDE2_3X3 else (1, 1)
@@ -119,6 +127,6 @@ def uses_blocks(form: int, channels: int, outputs: int, groups: int, tiles: int)
 @helper
 def depth_of_sums(form: int, channels: int, outputs: int, groups: int) -> int:
     """Return over how many channels y and dx are summed in one go, in winograd_large.py and in winograd.py."""
-    if form == F4X4_5X5:
-        return KC_5X5
+    if has_eight_points(form):
+        return KC_EIGHT
     return KC_LARGE if channels > MOST_IN_ONE_GO and is_large(form, channels, outputs, groups) else channels

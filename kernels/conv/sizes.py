@@ -9,11 +9,11 @@ from minidl.kernels.matmul.blocks import NR as NR
 
 MC = 512  # at most this many output pixels are in a block, unless a single row has more
 KC = 384  # about this many products are summed in one go; adding such sums has a smaller error than one long sum
-KC_5X5 = 64  # the same limit for Winograd's F(4x4,5x5), whose transforms enlarge rounding errors
+KC_EIGHT = 64  # the same limit for Winograd's forms with eight points, which enlarge rounding errors
 LARGE_U = 2**20  # a layer is large (forms.py) if U has at least this many numbers
 MOST_IN_ONE_GO = 256  # in a large layer, Winograd's other forms sum up to this many channels in one go,
 KC_LARGE = 64  # and more channels in pieces of this many
-TILES_5X5 = 32  # tiles that the weight gradient of F(4x4,5x5) sums in one go, if it has only one partial sum
+TILES_EIGHT = 32  # tiles that their weight gradient sums in one go, if it has only one partial sum
 WEIGHT_KC = 256  # like MC, for a block of the direct weight gradient; divided by the horizontal stride
 
 CHUNK = 128  # about as many pixels' sums are computed together for each panel, while the pixels are in L1 or L2

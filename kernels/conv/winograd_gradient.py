@@ -18,11 +18,11 @@ from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
 from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
 
-from .choice import F4X4_5X5, Tiles, count_of, gradient_on_amx, tiles_of
-from .forms import stride_of, tile_of
+from .choice import Tiles, count_of, gradient_on_amx, tiles_of
+from .forms import has_eight_points, stride_of, tile_of
 from .planes import Range, pixels_of, plane_of, prefetch_part, round_up, row_of, to_planes, weight_from_planes
 from .reference import Pair, output_size
-from .sizes import TILES_5X5
+from .sizes import TILES_EIGHT
 from .tall import TALL_MR, tall_tile_side_by_side
 from .winograd import Shape, zeros_of
 from .winograd_amx import add_gradient_planes
@@ -232,7 +232,7 @@ def backward_weight(
                                         du, du_plane, own[t * each : (t + 1) * each])  # fmt: skip
                 else:
                     nothing = 0, 0, 0  # to prefetch: it is not known which thread will read the next tiles
-                    kc = TILES_5X5 if form == F4X4_5X5 else count
+                    kc = TILES_EIGHT if has_eight_points(form) else count
                     _gradient_products(begin, stop, n * n, x, dy, groups, nothing, nothing, count, kc, first > 0,
                                        shared, v_plane, d, d_plane, du, du_plane)  # fmt: skip
 

@@ -29,12 +29,20 @@ from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
 from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
 
-from .choice import F4X4_5X5, Tiles, count_of, tiles_of
-from .forms import depth_of_sums, gather_transform, stride_of, tile_of, weight_plane, weight_planes
+from .choice import Tiles, count_of, tiles_of
+from .forms import (
+    depth_of_sums,
+    gather_transform,
+    has_eight_points,
+    stride_of,
+    tile_of,
+    weight_plane,
+    weight_planes,
+)
 from .geometry import ceildiv
 from .planes import from_planes, plane_of, round_up, row_of, to_planes, weight_to_planes
 from .reference import Pair, output_size
-from .sizes import KC_LARGE, TILES_5X5
+from .sizes import KC_LARGE, TILES_EIGHT
 from .winograd import Shape, fill_end, padding_of_dx, zeros_of
 from .winograd_gradient import gradient_sizes
 
@@ -233,7 +241,7 @@ def backward_weight(
     v, d = memory[: n * n * v_plane], memory[n * n * v_plane : n * n * (v_plane + d_plane)]
     rest = memory[n * n * (v_plane + d_plane) :]
     tasks, jobs = rest.size // each, ceildiv(channels, DEEP) * ceildiv(outputs, width_of(outputs, DEEP))
-    kc = TILES_5X5 if form == F4X4_5X5 else gradient_sizes(form, channels, outputs, 1, count, dilation)[1]
+    kc = TILES_EIGHT if has_eight_points(form) else gradient_sizes(form, channels, outputs, 1, count, dilation)[1]
     for phase in range(2):
         for task in prange(tasks):
             q = np.int64(task)
