@@ -1,4 +1,4 @@
-"""Batch norms merged with a convolution, compared with separate kernels, at ResNet-20's sizes.
+"""Batch norms merged with a convolution, compared with separate kernels: ResNet-20's sizes, odd ones, and depthwise.
 
     python bench/bench_conv_norm.py [--quick] [--json]
 
@@ -32,15 +32,21 @@ from minidl.program.replay import Gradient
 Way = dict[str, Callable[[], object]]
 
 
-def ways(shape: tuple[int, int, int, int]) -> tuple[Way, Way]:
-    """Return the (forward, backward) of both ways for images of this shape (N, H, W, C)."""
+Shape = tuple[int, int, int, int]
+LAYERS: list[tuple[Shape, int]] = [  # shape of x (N, H, W, C), groups
+    *((shape, 1) for shape in SHAPES), ((37, 31, 31, 64), 1), ((8, 96, 96, 32), 32), ((37, 31, 31, 144), 144),
+]  # fmt: skip
+
+
+def ways(shape: Shape, groups: int) -> tuple[Way, Way]:
+    """Return the (forward, backward) of both ways for a layer with as many channels in y as in x."""
     cpu, random, channels = Device("cpu"), np.random.default_rng(0), shape[3]
     x, dy = (random.standard_normal(shape, np.float32) for _ in range(2))
-    w = random.standard_normal((3, 3, channels, channels), np.float32)
+    w = random.standard_normal((3, 3, channels // groups, channels), np.float32)
     z, y, dz, dx, none, dw = (np.empty(s, np.float32) for s in (shape, shape, shape, shape, 0, w.shape))
     gamma, beta, mean, rstd = np.ones((4, channels), np.float32)
     running, var, dgamma, dbeta = np.ones((4, channels), np.float32)
-    options = 1, (1, 1), (1, 1), (1, 1), True
+    options = groups, (1, 1), (1, 1), (1, 1), True
     x_rows, y_rows, z_rows, dz_rows, dx_rows = (a.reshape(-1, channels) for a in (x, y, z, dz, dx))
     blocks = cpu.norm.parts(len(x_rows), channels)
     sums, next_sums = np.empty((2, blocks, 2, channels))
@@ -93,12 +99,12 @@ def steps(images: int) -> Way:
 
 def main() -> None:
     report = measure.Report(measure.arguments(__doc__).parse_args())
-    for shape in SHAPES[-1:] if report.args.quick else SHAPES:
-        name = "x".join(map(str, shape))
-        for what, functions in zip(("forward", "backward"), ways(shape), strict=True):
+    for shape, groups in LAYERS[2:3] if report.args.quick else LAYERS:
+        name = "x".join(map(str, shape)) + (f"/{groups}" if groups > 1 else "")
+        for what, functions in zip(("forward", "backward"), ways(shape, groups), strict=True):
             times = report.alternate(functions)
             for way, each in times.items():
-                print(f"{what} {name:<16}{way:<10}{1e3 * each.median:>8.3f} ms, best {1e3 * each.best:.3f}, "
+                print(f"{what} {name:<20}{way:<10}{1e3 * each.median:>8.3f} ms, best {1e3 * each.best:.3f}, "
                       f"spread {each.spread:.0%}", flush=True)  # fmt: skip
             gain = times["separate"].median / times["merged"].median
             report.row(f"conv-norm-{what}-{name}", gain, "times separate kernels")

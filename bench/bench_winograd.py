@@ -32,6 +32,7 @@ from minidl.kernels.conv.choice import (
     form_of_dx,
 )
 from minidl.kernels.conv.forms import stride_of, tile_of
+from minidl.kernels.conv.norms import no_norms
 from minidl.kernels.conv.reference import output_size
 
 try:
@@ -138,7 +139,7 @@ def accuracy() -> None:
         sizes = (winograd.forward_scratch, form), (winograd.backward_input_scratch, of_dx), (
             winograd_gradient.backward_weight_scratch, form)  # fmt: skip
         scratch = [np.empty(size_of(some, *shapes), np.float32) for size_of, some in sizes]
-        norms = winograd.no_norms(none)
+        norms = no_norms(none)
         winograd.forward(form, image, kernel, none, none, none, none, False, pad, (1, 1), none, scratch[0], y, norms)
         winograd.backward_input(of_dx, dy, kernel, none, pad, (1, 1), scratch[1], dx, norms)
         winograd_gradient.backward_weight(form, image, dy, pad, (1, 1), norms.before, scratch[2], dw)

@@ -11,6 +11,7 @@ import pytest
 from minidl import nn, ops
 from minidl.engine.device import Device
 from minidl.engine.tensor import Tensor
+from minidl.kernels.conv.reference import output_size
 from minidl.ops.conv import with_winograd
 from minidl.program.replay import Gradient
 
@@ -37,7 +38,8 @@ class Net(nn.Module):
         self.first, self.norm1 = conv(3, 16), nn.BatchNorm2d(16)
         self.conv2, self.norm2 = conv(16, 32), nn.BatchNorm2d(32)
         self.conv3, self.norm3 = conv(32, 32), nn.BatchNorm2d(32)
-        self.other = conv(16, 32)
+        self.other, self.each = conv(16, 32), conv(32, 32, groups=32)
+        self.product = nn.Conv2d(32, 32, 1, bias=False)
         self.fc = nn.Linear(32, 4)
         self.middle = middle
         for norm in (self.norm1, self.norm2, self.norm3):
@@ -78,19 +80,25 @@ def without_relu(net: Net, x: Tensor) -> Tensor:
     return ops.gelu(net.norm3(net.conv3(net.norm2(net.conv2(x)))))
 
 
-NO_SUMS = dict(batch_norm=0, backward_input=0, batch_norm_backward=0)
+def depthwise(net: Net, x: Tensor) -> Tensor:
+    return net.norm3(net.product(ops.relu(net.norm2(net.each(net.conv2(ops.relu(x)))))))
+
+
+EVERY = dict(forward=3, batch_norm=3, backward_input=2, batch_norm_backward=2, backward_weight=2)
 # (middle, image size, images) -> how often each kernel of conv_norm is used
 USES = {
-    (plain, 32, 8): dict(forward=2, batch_norm=2, backward_input=2, batch_norm_backward=2, backward_weight=2),
-    (plain, 16, 32): dict(forward=2, batch_norm=2, backward_input=2, batch_norm_backward=2, backward_weight=2),
-    (residual, 16, 32): dict(forward=3, batch_norm=3, backward_input=3, batch_norm_backward=3, backward_weight=2),
-    (before_activation, 32, 8): dict(forward=2, batch_norm=2),
-    (read_by_two, 32, 8): dict(forward=2, batch_norm=1, backward_input=1, batch_norm_backward=1, backward_weight=2),
-    (read_by_others, 32, 8): dict(forward=2, batch_norm=2),
-    (without_relu, 32, 8): dict(forward=2, batch_norm=2),
-    (plain, 28, 8): dict(forward=2, backward_weight=2, **NO_SUMS),  # 7 tiles in a row: 8 tiles are no whole rows
-    (plain, 30, 8): dict(forward=2, backward_weight=2, **NO_SUMS),  # tiles reach beyond the image
-    (plain, 8, 3): dict(forward=2, backward_weight=2, **NO_SUMS),  # 12 tiles, one block and a half
+    (plain, 32, 8): EVERY,
+    (plain, 16, 32): EVERY,
+    (residual, 16, 32): dict(forward=4, batch_norm=4, backward_input=3, batch_norm_backward=3, backward_weight=2),
+    (before_activation, 32, 8): dict(forward=3, batch_norm=3),
+    (read_by_two, 32, 8): dict(forward=3, batch_norm=2, backward_input=1, batch_norm_backward=1, backward_weight=2),
+    (read_by_others, 32, 8): dict(forward=3, batch_norm=3),
+    (without_relu, 32, 8): dict(forward=3, batch_norm=3),
+    (plain, 28, 8): EVERY,  # 7 tiles in a row
+    (plain, 30, 5): EVERY,  # tiles reach beyond the image
+    (plain, 8, 3): EVERY,  # 192 rows: a block and a half
+    # The depthwise convolution normalises, the product (32 -> 32 channels, 1 x 1) does not add up.
+    (depthwise, 29, 5): dict(forward=3, batch_norm=2, backward_input=1, batch_norm_backward=1, backward_weight=1),
 }
 
 
@@ -163,43 +171,67 @@ def test_a_shared_layer_and_a_smaller_batch() -> None:
         assert (net.flatten().grad.tobytes(), net.statistics.theta.tobytes()) == expected
 
 
-@pytest.mark.parametrize(
-    ("images", "size", "channels", "outputs"), [(8, 32, 16, 32), (32, 16, 32, 16), (72, 8, 64, 64)]
-)
+LAYERS = [  # shape of x, O, kernel size, stride, padding, groups
+    ((8, 32, 32, 16), 32, 3, 1, 1, 1),  # several groups of tiles, several partial sums of the weight gradient
+    ((32, 16, 16, 32), 16, 3, 1, 1, 1),
+    ((72, 8, 8, 64), 64, 3, 1, 1, 1),
+    ((5, 31, 29, 24), 40, 3, 1, 1, 1),  # tasks begin and end within a block of rows
+    ((7, 30, 31, 16), 16, 3, 2, 1, 1),
+    ((3, 15, 13, 16), 24, 7, 1, 3, 1),
+    ((5, 31, 29, 24), 24, 3, 1, 1, 24),
+    ((3, 57, 41, 40), 40, 5, 2, 2, 40),  # several bands
+    ((3, 57, 41, 40), 40, 3, 1, 0, 40),
+    ((9, 13, 7, 32), 32, 3, 1, 1, 8),
+    ((5, 31, 29, 3), 20, 5, 1, 2, 1),
+    ((5, 31, 29, 20), 12, 1, 1, 0, 1),
+    ((1, 5, 5, 8), 8, 3, 1, 1, 8),  # fewer rows than a block
+]
+
+
+@pytest.mark.parametrize(("shape", "outputs", "kernel", "stride", "padding", "groups"), LAYERS)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_kernels_have_the_bits_of_separate_kernels(
-    images: int, size: int, channels: int, outputs: int, dtype: str
+    shape: tuple[int, ...], outputs: int, kernel: int, stride: int, padding: int, groups: int, dtype: str
 ) -> None:
-    """Several groups of tiles, and several partial sums of the weight gradient."""
     rng = np.random.default_rng(0)
-    x, y = (rng.standard_normal((images, size, size, c)).astype(dtype) for c in (channels, outputs))
-    weight = rng.standard_normal((3, 3, channels, outputs)).astype(dtype)
+    channels, options = shape[3], (groups, (stride, stride), (padding, padding), (1, 1), True)
+    weight = rng.standard_normal((kernel, kernel, channels // groups, outputs)).astype(dtype)
+    size = output_size(shape, weight.shape, *options[1:4])
+    x, y = (rng.standard_normal(s).astype(dtype) for s in (shape, (shape[0], *size, outputs)))
     mean, gamma, beta = rng.standard_normal((3, channels)).astype(dtype)
     rstd, none = abs(mean) + mean.dtype.type(0.5), x[:0].reshape(0)
-    options = 1, (1, 1), (1, 1), (1, 1), True
-    rows = x.reshape(-1, channels)
-    z, blocks = np.empty_like(x), len(rows) // 128
-    CPU.norm.affine(rows - mean, rstd * gamma, beta, True, z.reshape(rows.shape))
+    rows, normalizes = x.reshape(-1, channels), CPU.conv_norm.normalizes(shape, weight.shape, *options)
+    z, norm = x, (none, none, none, none)
+    if normalizes:
+        z, norm = np.empty_like(x), (gamma, beta, mean, rstd)
+        CPU.norm.affine(rows - mean, rstd * gamma, beta, True, z.reshape(rows.shape))
 
     def scratch(kernel: str) -> np.ndarray:
-        return np.empty(getattr(CPU.conv, f"{kernel}_scratch")(x.shape, weight.shape, *options), dtype)
+        return np.full(getattr(CPU.conv, f"{kernel}_scratch")(x.shape, weight.shape, *options), np.nan, dtype)
 
     expected, found = np.empty_like(y), np.empty_like(y)
-    sums, moments = np.empty((blocks, 2, outputs)), np.empty((blocks, 2, outputs))
+    blocks = CPU.norm.parts(y.size // outputs, outputs)
+    sums, moments = np.full((blocks, 2, outputs), np.nan), np.empty((blocks, 2, outputs))
     CPU.conv.forward(z, weight, none, none, none, none, False, *options, none, scratch("forward"), expected)
-    CPU.conv_norm.forward(x, gamma, beta, mean, rstd, weight, none, none, none, none, False, *options, none,
-                          scratch("forward"), found, sums)  # fmt: skip
+    CPU.conv_norm.forward(x, *norm, weight, none, none, none, none, False, *options, none, scratch("forward"), found,
+                          sums)  # fmt: skip
     CPU.norm._moments(expected.reshape(-1, outputs), moments)
+    assert CPU.conv_norm.adds_up("y", shape, weight.shape, *options)
     assert found.tobytes() == expected.tobytes() and sums.tobytes() == moments.tobytes()
 
-    dw, with_norm = np.empty_like(weight), np.empty_like(weight)
-    CPU.conv.backward_weight(z, y, *options, scratch("backward_weight"), dw)
-    CPU.conv_norm.backward_weight(x, gamma, beta, mean, rstd, y, *options, scratch("backward_weight"), with_norm)
-    assert with_norm.tobytes() == dw.tobytes()
+    if normalizes:
+        dw, with_norm = np.empty_like(weight), np.empty_like(weight)
+        CPU.conv.backward_weight(z, y, *options, scratch("backward_weight"), dw)
+        CPU.conv_norm.backward_weight(x, *norm, y, *options, scratch("backward_weight"), with_norm)
+        assert with_norm.tobytes() == dw.tobytes()
 
+    if not CPU.conv_norm.adds_up("dx", shape, weight.shape, *options):
+        assert stride > 1
+        return
+    blocks = CPU.norm.parts(len(rows), channels)
     for relu, after in ((True, none), (False, np.maximum(x.reshape(-1) - 1, 0))):
         dx, merged = np.empty_like(x), np.empty_like(x)
-        sums, separate = np.empty((blocks, 2, channels)), np.empty((blocks, 2, channels))
+        sums, separate = np.full((blocks, 2, channels), np.nan), np.empty((blocks, 2, channels))
         shortcut = z.reshape(-1) if after.size else none
         CPU.conv.backward_input(y, weight, shortcut, *options, scratch("backward_input"), dx)
         if after.size:

@@ -29,6 +29,7 @@ from minidl.kernels.conv.choice import (
     winograd_form,
 )
 from minidl.kernels.conv.forms import stride_of, tile_of, weight_plane, weight_planes
+from minidl.kernels.conv.norms import no_norms
 from minidl.kernels.conv.sizes import NARROW
 from minidl.kernels.conv.transforms import EIGHT_POINTS, FOUR_POINTS, SIX_POINTS, matrices, spaced, strided
 
@@ -166,7 +167,7 @@ def computed(form: int, a: Arrays, options: Options, finish: bool) -> Arrays:
         return np.full(size(form, *shapes, *options), np.nan, y.dtype)
 
     names, none = ("bias", "scale", "shift", "shortcut"), a["bias"][:0]
-    norms = winograd.no_norms(none)
+    norms = no_norms(none)
     end = [a[name].reshape(-1) if finish else none for name in names]
     memory = scratch(winograd.forward_scratch)
     winograd.forward(form, a["x"], a["weight"], *end, finish, *options, none, memory, y, norms)

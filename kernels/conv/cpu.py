@@ -32,6 +32,7 @@ from . import (
 from . import winograd as fast
 from .choice import DIRECT, count_of, gradient_form, input_form, tiles_of, winograd_form
 from .forms import tile_of, uses_blocks
+from .norms import no_norms
 from .reference import Pair, Shape, output_size
 from .reference import __all__ as __all__
 
@@ -53,7 +54,7 @@ def _algorithm(
     return "narrow" if narrow else "direct"
 
 
-def _of_y(
+def algorithm_of_y(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> tuple[str, int]:
     """Return the algorithm that computes y, and its form if it is Winograd's."""
@@ -63,7 +64,7 @@ def _of_y(
     return _algorithm(form, narrow, *pass_, w_shape, groups, stride, padding, dilation), form
 
 
-def _of_dx(
+def algorithm_of_dx(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> tuple[str, int]:
     """Return the algorithm that computes dx, and its form if it is Winograd's."""
@@ -74,7 +75,7 @@ def _of_dx(
     return _algorithm(form, narrow, *pass_, w_shape, groups, stride, padding, dilation), form
 
 
-def _of_dweight(
+def algorithm_of_dweight(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> tuple[str, int]:
     """Return the algorithm that computes dweight, and its form if it is Winograd's."""
@@ -97,7 +98,7 @@ def forward_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
     """Return the number of elements of forward's scratch."""
-    algorithm, form = _of_y(x_shape, w_shape, groups, stride, padding, dilation, winograd)
+    algorithm, form = algorithm_of_y(x_shape, w_shape, groups, stride, padding, dilation, winograd)
     match algorithm:
         case "winograd":
             return fast.forward_scratch(form, x_shape, w_shape, padding, dilation)
@@ -106,7 +107,8 @@ def forward_scratch(
         case "product":
             return matmul.nn_scratch(_pixels(x_shape), w_shape[3], x_shape[3])
         case "narrow":
-            return depthwise.scratch_size(w_shape)
+            out = output_size(x_shape, w_shape, stride, padding, dilation)
+            return depthwise.scratch_size(x_shape, out, w_shape, groups, stride, padding, dilation, False)
     return int(direct.scratch_size(threads(), x_shape, w_shape, False, groups, stride, padding, dilation))
 
 
@@ -114,7 +116,7 @@ def packed_size(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
     """Return the number of elements of forward's `packed`."""
-    algorithm, form = _of_y(x_shape, w_shape, groups, stride, padding, dilation, winograd)
+    algorithm, form = algorithm_of_y(x_shape, w_shape, groups, stride, padding, dilation, winograd)
     match algorithm:
         case "winograd":
             return fast.packed_size(form, x_shape, w_shape, padding, dilation)
@@ -129,7 +131,7 @@ def backward_input_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
     """Return the number of elements of backward_input's scratch."""
-    algorithm, form = _of_dx(x_shape, w_shape, groups, stride, padding, dilation, winograd)
+    algorithm, form = algorithm_of_dx(x_shape, w_shape, groups, stride, padding, dilation, winograd)
     match algorithm:
         case "winograd":
             return fast.backward_input_scratch(form, x_shape, w_shape, padding, dilation)
@@ -138,7 +140,8 @@ def backward_input_scratch(
         case "product":
             return matmul.nt_scratch(_pixels(x_shape), x_shape[3], w_shape[3])
         case "narrow":
-            return depthwise.scratch_size(w_shape)
+            out = output_size(x_shape, w_shape, stride, padding, dilation)
+            return depthwise.scratch_size(x_shape, out, w_shape, groups, stride, padding, dilation, True)
     return int(direct.scratch_size(threads(), x_shape, w_shape, True, groups, stride, padding, dilation))
 
 
@@ -147,7 +150,7 @@ def backward_weight_scratch(
 ) -> int:
     """Return the number of elements of backward_weight's scratch."""
     out = output_size(x_shape, w_shape, stride, padding, dilation)
-    algorithm, form = _of_dweight(x_shape, w_shape, groups, stride, padding, dilation, winograd)
+    algorithm, form = algorithm_of_dweight(x_shape, w_shape, groups, stride, padding, dilation, winograd)
     match algorithm:
         case "winograd":
             return winograd_gradient.backward_weight_scratch(form, x_shape, w_shape, padding, dilation)
@@ -156,7 +159,7 @@ def backward_weight_scratch(
         case "product":
             return matmul.tn_scratch(x_shape[3], w_shape[3], _pixels(x_shape))
         case "narrow":
-            return depthwise_gradient.scratch_size(out, x_shape, w_shape)
+            return depthwise_gradient.scratch_size(x_shape, out, w_shape, groups, stride, padding, dilation)
     return int(weight_gradient.scratch_size(threads(), out, x_shape, w_shape, groups, stride, padding, dilation))
 
 
@@ -171,7 +174,7 @@ def winograd_forward(
 ) -> None:  # fmt: skip
     form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
     fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y,
-                 fast.no_norms(scratch))  # fmt: skip
+                 no_norms(scratch))  # fmt: skip
 
 
 @jit
@@ -200,7 +203,7 @@ def narrow_forward(
     y: ndarray,
 ) -> None:  # fmt: skip
     depthwise.convolve(x, weight, False, bias, scale, shift, shortcut, relu, groups, stride, padding, dilation,
-                       scratch, y)  # fmt: skip
+                       scratch, y, no_norms(scratch))  # fmt: skip
 
 
 @jit
@@ -210,7 +213,7 @@ def direct_forward(
     y: ndarray,
 ) -> None:  # fmt: skip
     direct.convolve(x, weight, False, bias, scale, shift, shortcut, relu, groups, stride, padding, dilation,
-                    packed, scratch, y)  # fmt: skip
+                    packed, scratch, y, no_norms(scratch))  # fmt: skip
 
 
 @choice
@@ -219,7 +222,7 @@ def forward(
     groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray,
     y: ndarray,
 ) -> Any:  # fmt: skip
-    algorithm, _ = _of_y(x.shape, weight.shape, groups, stride, padding, dilation, winograd)
+    algorithm, _ = algorithm_of_y(x.shape, weight.shape, groups, stride, padding, dilation, winograd)
     kernels = {
         "winograd": winograd_forward, "large": large_forward, "product": product_forward,
         "narrow": narrow_forward, "direct": direct_forward,
@@ -237,7 +240,7 @@ def winograd_backward_input(
 ) -> None:  # fmt: skip
     shape, kernel = dx.shape, weight.shape[:2]
     form = input_form(shape[0], shape[1:3], kernel, dy.shape[3], shape[3], stride, padding, dilation, groups)
-    fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, fast.no_norms(scratch))
+    fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, no_norms(scratch))
 
 
 @jit
@@ -265,7 +268,7 @@ def narrow_backward_input(
 ) -> None:  # fmt: skip
     none = scratch[:0]
     depthwise.convolve(dy, weight, True, none, none, none, shortcut, False, groups, stride, padding, dilation,
-                       scratch, dx)  # fmt: skip
+                       scratch, dx, no_norms(scratch))  # fmt: skip
 
 
 @jit
@@ -275,7 +278,7 @@ def direct_backward_input(
 ) -> None:  # fmt: skip
     none = scratch[:0]
     direct.convolve(dy, weight, True, none, none, none, shortcut, False, groups, stride, padding, dilation,
-                    none, scratch, dx)  # fmt: skip
+                    none, scratch, dx, no_norms(scratch))  # fmt: skip
 
 
 @choice
@@ -283,7 +286,7 @@ def backward_input(
     dy: ndarray, weight: ndarray, shortcut: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: ndarray, dx: ndarray,
 ) -> Any:  # fmt: skip
-    algorithm, _ = _of_dx(dx.shape, weight.shape, groups, stride, padding, dilation, winograd)
+    algorithm, _ = algorithm_of_dx(dx.shape, weight.shape, groups, stride, padding, dilation, winograd)
     kernels = {
         "winograd": winograd_backward_input, "large": large_backward_input, "product": product_backward_input,
         "narrow": narrow_backward_input, "direct": direct_backward_input,
@@ -299,7 +302,7 @@ def winograd_backward_weight(
     x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
-    shape, kernel, none = dy.shape, dweight.shape[:2], scratch[:0].reshape(0, 1)
+    shape, kernel, none = dy.shape, dweight.shape[:2], scratch[:0].reshape(3, 0)
     form = gradient_form(shape[0], shape[1:3], kernel, x.shape[3], shape[3], stride, dilation, groups)
     winograd_gradient.backward_weight(form, x, dy, padding, dilation, none, scratch, dweight)
 
@@ -327,7 +330,8 @@ def narrow_backward_weight(
     x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
-    depthwise_gradient.backward_weight(x, dy, groups, stride, padding, dilation, scratch, dweight)
+    none = scratch[:0].reshape(3, 0)
+    depthwise_gradient.backward_weight(x, dy, groups, stride, padding, dilation, none, scratch, dweight)
 
 
 @jit
@@ -343,7 +347,7 @@ def backward_weight(
     x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: ndarray, dweight: ndarray,
 ) -> Any:  # fmt: skip
-    algorithm, _ = _of_dweight(x.shape, dweight.shape, groups, stride, padding, dilation, winograd)
+    algorithm, _ = algorithm_of_dweight(x.shape, dweight.shape, groups, stride, padding, dilation, winograd)
     kernels = {
         "winograd": winograd_backward_weight, "large": large_backward_weight, "product": product_backward_weight,
         "narrow": narrow_backward_weight, "direct": direct_backward_weight,

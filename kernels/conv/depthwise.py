@@ -29,16 +29,18 @@ from functools import partial
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import REGISTERS, apart_jit, helper, parallel_jit, prange
+from minidl.engine.jit import REGISTERS, apart_jit, helper, parallel_jit, prange, threads
 from minidl.engine.team import thread_count
 from minidl.kernels.matmul.blocks import LINE, aligned
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.tile import end_of_layer, lanes, whole_vectors
+from minidl.kernels.norm.blocks import fetch_rows
 
 from .blocks import clear
 from .channels import channel_of_group, columns_within
 from .geometry import Axis, Layer, axes_of, ceildiv, layer_of, passes_of
-from .rectangles import rows_of_band, runs_of, tap_offsets
+from .norms import Norms, add_rest, add_up, normalize
+from .rectangles import lines_of_band, memory_of_band, normalizes, rows_of_band, runs_of, tap_offsets
 from .reference import Pair, Shape
 from .rows import fill_end
 from .sizes import NARROW, NR, SERIAL
@@ -94,19 +96,29 @@ def _tile(
 @apart_jit
 def _pass(
     task: int, tasks: int, layer: Layer, v: Axis, h: Axis, batch: int, source: ndarray, weight: ndarray, finish: bool,
-    end: ndarray, shortcut: ndarray, out: ndarray,
+    end: ndarray, shortcut: ndarray, band: ndarray, y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
-    """Compute this task's bands of a pass. If `finish`, also apply the end of the layer. In `end`, zeros follow it."""
+    """Compute this task's bands of a pass. If `finish`, also apply the end of the layer. In `end`, zeros follow it.
+
+    norms: with sums, only if there is a single pass. band: memory for the normalised pixels that a band reads
+    """
     if v.pixels * h.pixels == 0:  # the image has fewer pixels than the stride
         return
-    channels, rows, columns = layer.groups * layer.inner, runs_of(v), runs_of(h)
+    channels, rows, columns, out = layer.groups * layer.inner, runs_of(v), runs_of(h), y.reshape(-1)
     a_offsets, b_offsets = tap_offsets(layer, v, h, rows, columns)
     line, c_line, adds = h.source * channels, h.out * channels, shortcut.size > 0
     each, pair, end_step = rows_of_band(layer, v, h, batch, tasks), 2 * lanes(out), whole_vectors(channels, out)
     zeros = end[4 * end_step :]
     bands = ceildiv(v.pixels, each)
-    for number in range(task * batch * bands // tasks, (task + 1) * batch * bands // tasks):
+    start = task * batch * bands // tasks
+    since = (start // bands * v.out + start % bands * each) * h.out
+    for number in range(start, (task + 1) * batch * bands // tasks):
         image, begin = number // bands, number % bands * each
+        pixels_of_x, above = source, image * v.source  # above: lines of pixels before this image
+        if norms.before.size:
+            low, high = lines_of_band(v, begin, min(v.pixels, begin + each))
+            normalize(source, (above + low) * h.source, (above + high) * h.source, norms.before, band)
+            pixels_of_x, above = band, -low
         for r in range(rows.shape[0]):
             top, bottom = max(begin, rows[r, 0]), min(begin + each, rows[r, 1])
             if top >= bottom:
@@ -115,44 +127,53 @@ def _pass(
                 left, right = columns[q, 0], columns[q, 1]
                 taps = (rows[r, 3] - rows[r, 2]) * (columns[q, 3] - columns[q, 2])
                 table = (r * columns.shape[0] + q) * v.taps * h.taps
-                at = (image * v.source + v.offset + top * v.step) * line + (h.offset + left * h.step) * channels
+                at = (above + v.offset + top * v.step) * line + (h.offset + left * h.step) * channels
                 to = (image * v.out + v.first + top * v.stride) * c_line + (h.first + left * h.stride) * channels
                 # The steps from a line of pixels to the next one, and along a line
                 lines, a_line, to_line = bottom - top, v.step * line, v.stride * c_line
                 pixels, a_row, to_row = right - left, h.step * channels, h.stride * channels
                 if lines > pixels:
                     lines, pixels, a_line, a_row, to_line, to_row = pixels, lines, a_row, a_line, to_row, to_line
-                a, b = source, weight
+                a, b = pixels_of_x, weight
                 if taps == 0:  # a window outside the image or, for dx, a pixel between windows: one product, 0 * 0
                     a, b, at, a_line, a_row, taps, table = zeros, zeros, 0, 0, 0, 1, a_offsets.size - 1
                 for i in range(lines):
                     for first in range(0, pixels, HEIGHTS[0]):
                         some, channel = min(HEIGHTS[0], pixels - first), 0
                         a_at, c_at = at + i * a_line + first * a_row, to + i * to_line + first * to_row
+                        fetch_rows(norms.x, c_at, some * channels)
                         while channel < channels:
                             width = pair if channels - channel >= pair else min(channels - channel, lanes(out))
                             _tile(layer.inner, some, taps, table, a, a_offsets, a_at + channel, a_row, b, b_offsets,
                                   channel, channels, out, c_at + channel, to_row, width, finish, end,
                                   end_step, shortcut, adds)  # fmt: skip
                             channel += width
+        since = add_up(y, since, (image * v.out + min(v.pixels, begin + each)) * h.out, norms)
 
 
 @apart_jit
 def _task(
     task: int, tasks: int, source: ndarray, weight: ndarray, backward: bool, size: Pair, of_y: Pair, groups: int,
-    stride: Pair, padding: Pair, dilation: Pair, finish: bool, end: ndarray, shortcut: ndarray, out: ndarray,
+    stride: Pair, padding: Pair, dilation: Pair, finish: bool, end: ndarray, shortcut: ndarray,
+    band: ndarray, out: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """Compute this task's bands of all passes."""
     layer = layer_of(weight.shape, backward, groups, stride, padding, dilation)
     for remainder in range(passes_of(layer, backward)):
         v, h = axes_of(layer, backward, size, of_y, remainder, 1)
         _pass(task, tasks, layer, v, h, source.shape[0], source.reshape(-1), weight.reshape(-1), finish, end, shortcut,
-              out.reshape(-1))  # fmt: skip
+              band, out, norms)  # fmt: skip
 
 
-def scratch_size(w_shape: Shape) -> int:
-    """Return the number of elements of convolve's scratch."""
-    return int(4 * (w_shape[3] + NR) + LINE + (w_shape[0] * w_shape[1] + 1) * w_shape[2] * w_shape[3])
+def scratch_size(
+    x_shape: Shape, out: Pair, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, backward: bool
+) -> int:
+    """Return the number of elements of convolve's scratch; out: (height, width) of y."""
+    size, options = x_shape[1:3], (w_shape, groups, stride, padding, dilation)
+    fixed, band = 4 * (w_shape[3] + NR) + (w_shape[0] * w_shape[1] + 1) * w_shape[2] * w_shape[3] + 2 * LINE, 0
+    if not backward and normalizes(size, out, *options):
+        band = threads() * memory_of_band(size, out, *options)
+    return int(fixed + band)
 
 
 @apart_jit
@@ -170,35 +191,46 @@ def _transpose(weight: ndarray, turned: ndarray) -> None:
 @parallel_jit
 def _divide(
     tasks: int, source: ndarray, weight: ndarray, backward: bool, size: Pair, of_y: Pair, groups: int, stride: Pair,
-    padding: Pair, dilation: Pair, finish: bool, end: ndarray, shortcut: ndarray, out: ndarray,
+    padding: Pair, dilation: Pair, finish: bool, end: ndarray, shortcut: ndarray, memory: ndarray, each: int,
+    out: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
-    """Divide the bands among the threads."""
+    """Divide the bands among the threads. memory: `each` numbers for each of them"""
     for task in prange(tasks):  # task is unsigned
+        own = np.int64(task) * each
         _task(np.int64(task), tasks, source, weight, backward, size, of_y, groups, stride, padding, dilation, finish,
-              end, shortcut, out)  # fmt: skip
+              end, shortcut, memory[own : own + each], out, norms)  # fmt: skip
 
 
 @helper
 def convolve(
     source: ndarray, weight: ndarray, backward: bool, bias: ndarray, scale: ndarray, shift: ndarray,
     shortcut: ndarray, relu: bool, groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray,
-    out: ndarray,
+    out: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
-    """Compute out = y from source = x or, if `backward`, out = dx from source = dy, as direct.py does."""
+    """Compute out = y from source = x or, if `backward`, out = dx from source = dy, as direct.py does.
+
+    norms.before may be used for y if `normalizes` (rectangles.py) says so.
+    """
     row, zeros = whole_vectors(weight.shape[3], out), weight.shape[2] * weight.shape[3]
     end, rest = aligned(scratch)[: 4 * row + zeros], aligned(scratch)[4 * row + zeros :]
     fill_end(bias, scale, shift, relu, 1, 1, end[: 4 * row])
     clear(end[4 * row :])
-    finish = relu or bias.size + scale.size + shortcut.size > 0
+    finish, tasks, each = relu or bias.size + scale.size + shortcut.size > 0, thread_count(), 0
     size, of_y = (out.shape[1:3], source.shape[1:3]) if backward else (source.shape[1:3], out.shape[1:3])
     if backward and weight.shape[2] > 1:
         turned = rest[: weight.size]
         _transpose(weight, turned)
         weight = turned.reshape(weight.shape)
+    if norms.before.size:
+        rest = aligned(rest)
+        each = memory_of_band(size, of_y, weight.shape, groups, stride, padding, dilation)
+        tasks = min(tasks, rest.size // each)
     if source.shape[0] * size[0] * size[1] * weight.size <= SERIAL * stride[0] * stride[1]:
         # Without a parallel loop, no other thread has to wake up.
-        _task(0, 1, source, weight, backward, size, of_y, groups, stride, padding, dilation, finish, end, shortcut, out)
+        _task(0, 1, source, weight, backward, size, of_y, groups, stride, padding, dilation, finish, end, shortcut,
+              rest, out, norms)  # fmt: skip
     else:
         # np.int64: another type of integer would compile _task once more
-        _divide(np.int64(thread_count()), source, weight, backward, size, of_y, groups, stride, padding, dilation,
-                finish, end, shortcut, out)  # fmt: skip
+        _divide(np.int64(tasks), source, weight, backward, size, of_y, groups, stride, padding, dilation, finish, end,
+                shortcut, rest, each, out, norms)  # fmt: skip
+    add_rest(out, norms)

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import REGISTERS, apart_jit, helper, parallel_jit, prange
+from minidl.engine.jit import REGISTERS, apart_jit, helper, parallel_jit, prange, threads
 from minidl.engine.team import thread_count
 from minidl.kernels.matmul.blocks import LINE, aligned
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
@@ -22,7 +22,8 @@ from minidl.kernels.matmul.tile import lanes
 
 from .channels import channel_of_group, channel_width, columns_within
 from .geometry import Axis, Layer, axes_of, ceildiv, layer_of
-from .rectangles import rows_of_band, runs_of, tap_offsets
+from .norms import normalize
+from .rectangles import lines_of_band, memory_of_band, normalizes, rows_of_band, runs_of, tap_offsets
 from .reference import Pair, Shape
 from .sizes import MAX_COPY, NARROW, SERIAL
 from .weight_gradient import add_parts, splits_of
@@ -95,11 +96,13 @@ def _pixels(
 
 
 @apart_jit
-def _part(split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, total: ndarray) -> None:
+def _part(
+    split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, before: ndarray, band: ndarray, total: ndarray
+) -> None:
     """Sum dweight (kh * kw * size * C,) over part `split` of the pixels.
 
     A sum goes over the pixels of a band of a rectangle, or of a rectangle of several small images. Bands and blocks of
-    images depend on the sizes alone, and so do the bits.
+    images depend on the sizes alone, and so do the bits. before: see Norms (norms.py); band: memory for it
     """
     batch, size, channels = x.shape[0], layer.inner, layer.groups * layer.inner
     most = _taps_of_tile(size)
@@ -118,6 +121,11 @@ def _part(split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, total:
     for number in range(split * blocks // splits, (split + 1) * blocks // splits):
         image, begin = number // bands * images, number % bands * each
         some = min(images, batch - image)
+        pixels_of_x, above = source, image * v.source  # above: lines of pixels before the image
+        if before.size:
+            low, high = lines_of_band(v, begin, min(v.pixels, begin + each)) if some == 1 else (0, some * v.source)
+            normalize(source, (above + low) * h.source, (above + high) * h.source, before, band)
+            pixels_of_x, above = band, -low
         for r in range(rows.shape[0]):
             top, bottom = max(begin, rows[r, 0]), min(begin + each, rows[r, 1])
             if top >= bottom:
@@ -127,13 +135,13 @@ def _part(split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, total:
                 taps = (rows[r, 3] - rows[r, 2]) * (columns[q, 3] - columns[q, 2])
                 rectangle, channel = r * columns.shape[0] + q, 0
                 table, k = rectangle * v.taps * h.taps, starts[rectangle]
-                line = image * v.source + v.offset + top * v.step
+                line = above + v.offset + top * v.step
                 at = (line * h.source + h.offset + left * h.step) * channels
                 b_at = ((image * v.out + top) * h.out + left) * channels
                 while channel < channels:
                     width = pair if channels - channel >= pair else min(channels - channel, lanes(x))
                     for tap in range(0, taps, most):
-                        _tile(size, min(most, taps - tap), some * (bottom - top) * wide, source, of_x[k:],
+                        _tile(size, min(most, taps - tap), some * (bottom - top) * wide, pixels_of_x, of_x[k:],
                               taps_of_x[table + tap :], at + channel, gradient, of_dy[k:], b_at + channel, total,
                               taps_of_weight[table + tap :], channel, channels, width)  # fmt: skip
                     channel += width
@@ -141,8 +149,8 @@ def _part(split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, total:
 
 @apart_jit
 def _task(
-    phase: int, task: int, tasks: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, parts: ndarray,
-    dweight: ndarray,
+    phase: int, task: int, tasks: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, before: ndarray,
+    band: ndarray, parts: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
     """In phase 0, sum parts of the pixels. In phase 1, add up the parts for this task's section of dweight."""
     total = dweight.reshape(-1)
@@ -151,33 +159,53 @@ def _task(
         return
     for split in range(task * splits // tasks, (task + 1) * splits // tasks):
         part = parts[split * total.size : (split + 1) * total.size] if splits > 1 else total
-        _part(split, splits, layer, x, dy, part)
+        _part(split, splits, layer, x, dy, before, band, part)
 
 
-def scratch_size(out: Pair, x_shape: Shape, w_shape: Shape) -> int:
-    """Return the number of elements of backward_weight's scratch."""
-    splits = splits_of(x_shape[0] * out[0] * out[1], 1)
-    return int(LINE + (splits * w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3] if splits > 1 else 0))
+@helper
+def _size_of_parts(pixels: int, w_shape: Shape) -> int:
+    """Return the number of elements of all parts; pixels: of dy."""
+    splits = splits_of(pixels, 1)
+    return splits * w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3] if splits > 1 else 0
+
+
+def scratch_size(
+    x_shape: Shape, out: Pair, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
+) -> int:
+    """Return the number of elements of backward_weight's scratch; out: (height, width) of y."""
+    layer = x_shape[1:3], out, w_shape, groups, stride, padding, dilation
+    bands = threads() * memory_of_band(*layer) if normalizes(*layer) else 0
+    return int(2 * LINE + _size_of_parts(x_shape[0] * out[0] * out[1], w_shape) + bands)
 
 
 @parallel_jit
 def _divide(
     tasks: int, splits: int, x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
-    parts: ndarray, dweight: ndarray,
+    before: ndarray, bands: ndarray, each: int, parts: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
     """Divide the parts, and then the sections of dweight, among the threads."""
     for phase in range(2 if splits > 1 else 1):
         for task in prange(tasks):  # task is unsigned; a tuple of tuples (a Layer) cannot be passed into the loop
             layer = layer_of(dweight.shape, False, groups, stride, padding, dilation)
-            _task(phase, np.int64(task), tasks, splits, layer, x, dy, parts, dweight)
+            own = np.int64(task) * each
+            _task(phase, np.int64(task), tasks, splits, layer, x, dy, before, bands[own : own + each], parts, dweight)
 
 
 @helper
 def backward_weight(
-    x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray,
-    dweight: ndarray,
+    x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, before: ndarray,
+    scratch: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
-    """Compute dweight = dL/dweight as weight_gradient.py does."""
+    """Compute dweight = dL/dweight as weight_gradient.py does.
+
+    before: see Norms (norms.py); it may be used if `normalizes` (rectangles.py) says so.
+    """
     pixels = dy.shape[0] * dy.shape[1] * dy.shape[2]
-    tasks = np.int64(thread_count() if pixels * dweight.size > SERIAL else 1)
-    _divide(tasks, splits_of(pixels, 1), x, dy, groups, stride, padding, dilation, aligned(scratch), dweight)
+    tasks, each, memory = thread_count() if pixels * dweight.size > SERIAL else 1, 0, aligned(scratch)
+    bands = aligned(memory[_size_of_parts(pixels, dweight.shape) :])
+    if before.size:
+        each = memory_of_band(x.shape[1:3], dy.shape[1:3], dweight.shape, groups, stride, padding, dilation)
+        tasks = min(tasks, bands.size // each)
+    # np.int64: another type of integer would compile _task once more
+    _divide(np.int64(tasks), splits_of(pixels, 1), x, dy, groups, stride, padding, dilation, before, bands, each,
+            memory, dweight)  # fmt: skip

@@ -42,6 +42,7 @@ from .geometry import (
     whole_bundles,
 )
 from .line import line_panel
+from .norms import Norms, add_rest, add_up
 from .packing import count_of_threes, pack, panel_at, products_of
 from .reference import Pair, Shape
 from .rows import fill_end, spread_rows
@@ -154,9 +155,12 @@ def _clear(task: int, tasks: int, cut: Cut, shortcut: ndarray, y: ndarray) -> No
 @apart_jit
 def _pass(
     task: int, tasks: int, cut: Cut, source: ndarray, packed: ndarray, memory: ndarray, finish: bool, end: ndarray,
-    shortcut: ndarray, out: ndarray,
+    shortcut: ndarray, out: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
-    """Compute this task's blocks of a pass. If `finish`, also apply the end of the layer (matmul/tile.py)."""
+    """Compute this task's blocks of a pass. If `finish`, also apply the end of the layer (matmul/tile.py).
+
+    norms: with sums, only if there is a single pass
+    """
     layer, v, h, across = cut.layer, cut.v, cut.h, by_channels(cut.layer)
     x, y = source.reshape(-1), out.reshape(-1)
     if v.taps * h.taps == 0:
@@ -176,6 +180,8 @@ def _pass(
     if across:
         groups, columns, width = 1, outputs, channel_width(packed)
         panels = ceildiv(columns, width)
+    begin = block_at(cut, task * cut.blocks // tasks)
+    since = (begin.image * v.out + begin.row) * h.out
     for i in range(task * cut.blocks // tasks, (task + 1) * cut.blocks // tasks):
         block = block_at(cut, i)
         pixel = ((block.image * v.out + v.first + block.row * v.stride) * h.out + h.first) * outputs
@@ -192,11 +198,11 @@ def _pass(
                     b_at = end_at * a_offsets.size
                 for part in range(3):  # the tiles of line.py, other complete bundles, the incomplete one of each row
                     first_of_row = ends[part - 1] if part else 0
-                    begin = cut.images * cut.rows * first_of_row
-                    stop = begin + block.images * block.rows * (ends[part] - first_of_row)
+                    top = cut.images * cut.rows * first_of_row
+                    stop = top + block.images * block.rows * (ends[part] - first_of_row)
                     some = h.rest * layer.outer if part == 2 else each
                     chunk = max(1, CHUNK // pixels) * pixels if part == 0 and pixels else CHUNK
-                    for first in range(begin, stop, chunk):
+                    for first in range(top, stop, chunk):
                         last = min(first + chunk, stop)
                         rows = c_rows[first:last]
                         if across:
@@ -213,6 +219,7 @@ def _pass(
                             _sum(0 if part else pixels, h.step, cut.pixel, threes, a, a_offsets, a_rows[first:last],
                                  a_at, packed, b_at, b_step, y, rows, at, some, finish, end, end_at,
                                  shortcut)  # fmt: skip
+        since = add_up(out, since, ((block.image + block.images - 1) * v.out + block.row + block.rows) * h.out, norms)
 
 
 @apart_jit
@@ -243,7 +250,7 @@ def _bundle(layer: Layer, backward: bool, source: ndarray, out: ndarray) -> int:
 @apart_jit
 def _task(
     phase: int, task: int, tasks: int, source: ndarray, weight: ndarray, backward: bool, shortcut: ndarray,
-    finish: bool, layer: Layer, each: int, kept: ndarray, memory: ndarray, out: ndarray,
+    finish: bool, layer: Layer, each: int, kept: ndarray, memory: ndarray, out: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """In phase 0, pack this task's panels of weights. In phase 1, compute its blocks of pixels."""
     bundle = _bundle(layer, backward, source, out)
@@ -261,7 +268,7 @@ def _task(
             for number in range(task * panels // tasks, (task + 1) * panels // tasks):
                 pack(number, cut, products, weight, backward, packed[at:])
         else:
-            _pass(task, tasks, cut, source, packed[at:], mine, finish, end, shortcut, out)
+            _pass(task, tasks, cut, source, packed[at:], mine, finish, end, shortcut, out, norms)
         at += cut.v.taps * cut.h.taps * layer.inner * row
 
 
@@ -270,11 +277,12 @@ def convolve(
     source: ndarray, weight: ndarray, backward: bool, bias: ndarray, scale: ndarray, shift: ndarray,
     shortcut: ndarray, relu: bool,
     groups: int, stride: Pair, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, out: ndarray,
+    norms: Norms,
 ) -> None:  # fmt: skip
     """Compute out = y from source = x or, if `backward`, out = dx from source = dy.
 
     If `backward`, only a shortcut may be added: bias, scale, shift and packed must be empty, and relu must be false.
-    packed: see reference.py.
+    packed: see reference.py. norms.before must be of size 0; norms.sums may be used if there is a single pass.
     """
     layer = layer_of(weight.shape, backward, groups, stride, padding, dilation)
     each = _task_memory(layer, out.shape[2] if backward else source.shape[2])
@@ -287,12 +295,14 @@ def convolve(
     first_phase = 1 if packed.size and packed[packed.size - 1] else 0  # whether the weights are packed already
     if tasks == 1:  # without a parallel loop, no other thread has to wake up
         for phase in range(first_phase, 2):
-            _task(phase, 0, 1, source, weight, backward, shortcut, finish, layer, each, kept, memory, out)
+            _task(phase, 0, 1, source, weight, backward, shortcut, finish, layer, each, kept, memory, out,
+                  norms)  # fmt: skip
         first_phase = 2
     for phase in range(first_phase, 2):
         for task in prange(tasks):  # task is unsigned; Numba cannot pass a tuple of tuples (a Layer) into the loop
             same = layer_of(weight.shape, backward, groups, stride, padding, dilation)
             _task(phase, np.int64(task), tasks, source, weight, backward, shortcut, finish, same, each, kept, memory,
-                  out)  # fmt: skip
+                  out, norms)  # fmt: skip
+    add_rest(out, norms)
     if packed.size:
         packed[packed.size - 1] = 1

@@ -211,7 +211,7 @@ def to_planes(
 
     A tile d becomes BT d B. If `spread`, x is dy, and d becomes A d AT. The layout of a plane is (channels / block,
     tiles, block). If the channels do not fill whole vectors, each tile is first copied to `patch`. If they do, the
-    pixels can be normalised and rectified as they are read: see Norms (winograd.py) for `before`.
+    pixels can be normalised and rectified as they are read: see Norms (norms.py) for `before`.
     """
     m, _, n = tile_of(form)
     height, width, channels = x.shape[1:]

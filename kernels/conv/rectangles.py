@@ -79,9 +79,52 @@ def tap_offsets(layer: Layer, v: Axis, h: Axis, rows: ndarray, columns: ndarray)
 
 
 @helper
+def _most_rows(layer: Layer, v: Axis, h: Axis) -> int:
+    """Return how many rows of outputs a band has at most: what they read stays in L2."""
+    return max(1, min(v.pixels, MAX_COPY // max(1, v.step * h.source * layer.groups * layer.inner)))
+
+
+@helper
 def rows_of_band(layer: Layer, v: Axis, h: Axis, batch: int, tasks: int) -> int:
-    """Return how many rows of outputs are computed together: what they read stays in L2, and each task has some."""
-    rows = max(1, min(v.pixels, MAX_COPY // (v.step * h.source * layer.groups * layer.inner)))
+    """Return how many rows of outputs are computed together: at most _most_rows, and each task has some."""
+    rows = _most_rows(layer, v, h)
     while rows > 1 and batch * ceildiv(v.pixels, rows) < 4 * tasks:
         rows = ceildiv(rows, 2)
     return ceildiv(v.pixels, ceildiv(v.pixels, rows))
+
+
+# -- bands of a normalised x (norms.py) -------------------------------------------------------------------------------
+
+
+@helper
+def lines_of_band(v: Axis, begin: int, end: int) -> Pair:
+    """Return which lines of an image the rows of outputs [begin, end) read: the first one, and the last one + 1."""
+    first = v.offset + begin * v.step
+    last = v.offset + (end - 1) * v.step + (v.taps - 1) * v.spacing + 1
+    return min(v.source, max(0, first)), max(0, min(v.source, last))
+
+
+@helper
+def memory_of_band(
+    size: Pair, out: Pair, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
+) -> int:
+    """Return how many numbers of x a band reads at most; size, out: (height, width) of x and y."""
+    layer = layer_of(w_shape, False, groups, stride, padding, dilation)
+    v, h = axes_of(layer, False, size, out, 0, 1)
+    lines = (_most_rows(layer, v, h) - 1) * v.step + (v.taps - 1) * v.spacing + 1
+    return max(MAX_COPY, min(v.source, lines) * h.source * layer.groups * layer.inner)
+
+
+def normalizes(
+    size: Pair, out: Pair, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
+) -> bool:
+    """Return whether y and dweight can be computed from bands of x that are normalised one by one.
+
+    Neighbouring bands share lines, which are normalised twice: at most a third of all lines.
+    """
+    if not is_narrow(w_shape, groups) or not computes_gradient(size, out, w_shape, groups, stride, padding, dilation):
+        return False
+    layer = layer_of(w_shape, False, groups, stride, padding, dilation)
+    v, h = axes_of(layer, False, size, out, 0, 1)
+    rows = _most_rows(layer, v, h)
+    return rows == v.pixels or rows * v.step >= 3 * ((v.taps - 1) * v.spacing + 1 - v.step)

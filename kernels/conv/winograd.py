@@ -19,8 +19,6 @@ WINOGRAD.md explains these steps; transforms.py computes the matrices, forms.py 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numba.extending import register_jitable
 from numpy import ndarray
@@ -30,10 +28,11 @@ from minidl.kernels.matmul.amx import SHAPES, SIDE, begin_tiles, end_tiles, part
 from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
 from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
-from minidl.kernels.norm.blocks import BLOCK_ROWS, gradients_of_block, moments_of_block
 
-from .choice import F4X4_3X3, SPACED_3X3, Tiles, count_of, on_amx, tiles_of
-from .forms import depth_of_sums, stride_of, tile_of, uses_blocks, weight_plane, weight_planes
+from .choice import SPACED_3X3, Tiles, count_of, on_amx, tiles_of
+from .forms import depth_of_sums, stride_of, tile_of, weight_plane, weight_planes
+from .geometry import ceildiv
+from .norms import Norms, add_rest, add_up
 from .planes import (
     divides_outputs,
     from_planes,
@@ -53,31 +52,6 @@ from .tall import TALL_MR, tall_tile
 from .winograd_amx import multiply_plane, split_weight, weight_memory
 
 Shape = tuple[int, int, int, int]
-BLOCK_TILES = BLOCK_ROWS // 16  # tiles of 4x4 outputs in a block of rows
-
-
-class Norms(NamedTuple):
-    """What a convolution does for the batch norms beside it (kernels/conv_norm). It is nothing if an array has size 0.
-
-    before (3, C): mean, scale and bias; x is first normalised with them, and rectified. C is a multiple of LANES.
-    sums (blocks, 2, O): for the sums of what is written, y or dx (kernels/norm/blocks.py).
-    x, constants, relu, relu_y: arguments of gradients_of_block; x is a vector, and empty if `sums` are moments.
-    """
-
-    before: ndarray
-    x: ndarray
-    constants: ndarray
-    relu: bool
-    relu_y: ndarray
-    sums: ndarray
-
-
-@helper
-def no_norms(array: ndarray) -> Norms:
-    """Return Norms with arrays of size 0, of the type of `array` (n,)."""
-    none = array[:0]
-    return Norms(none.reshape(0, 1), none, none, False, none, np.empty((0, 2, 0)))
-
 
 # -- forward, and the data gradient -------------------------------------------------------------------------------
 
@@ -134,7 +108,8 @@ def _convolve_group(
     stop: int, y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """Compute the outputs [begin, stop) of y for `count` tiles, beginning with tile `first`. Between the products,
-    prefetch the pixels that the next `more` tiles read, the shortcut and, with few channels, y."""
+    prefetch the pixels that the next `more` tiles read, the shortcut, the input of a batch norm and, with few channels,
+    y."""
     _, r, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     v = own[: n * n * v_plane]
@@ -149,6 +124,7 @@ def _convolve_group(
     parts = n * n * panels  # one of each range is prefetched beside each product
     following = pixels_of(x, first + count, more, total, r - 1 - padding[0], parts)
     added = pixels_of(y, first, count if shortcut.size else 0, total, 0, parts)
+    normed = pixels_of(y, first, count if norms.x.size else 0, total, 0, parts)
     early = channels <= EARLY_Y and stop - begin == outputs
     written = pixels_of(y, first, count if early else 0, total, 0, parts)
     pixels, results = x.reshape(-1), y.reshape(-1)
@@ -181,6 +157,7 @@ def _convolve_group(
             panel, some = k * panels + o // columns, (width + columns - 1) // columns
             prefetch_part(pixels, following, panel, some, False)
             prefetch_part(shortcut, added, panel, some, False)
+            prefetch_part(norms.x, normed, panel, some, False)
             prefetch_part(results, written, panel, some, True)
             for t in range(0, tall, TALL_MR):
                 tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, u_at, columns,
@@ -192,34 +169,18 @@ def _convolve_group(
                               u, soon)  # fmt: skip
             o += width
     from_planes(form, products, m_plane, m_row, 0, tiles, first, count, finish, end, shortcut, patch, begin, stop, y)
-    if norms.sums.size:
-        _add_up(y, first, count, patch, norms)
 
 
-@apart_jit
-def _add_up(y: ndarray, first: int, count: int, memory: ndarray, norms: Norms) -> None:
-    """Compute the sums of the blocks of rows that the tiles [first, first + count) contain.
-
-    These are the moments of y or, with norms.x, the sums for the gradients of a batch norm, where y is dy.
-    """
-    outputs, rows, sums = y.shape[3], y.reshape(-1), norms.sums
-    for t in range(first, first + count, BLOCK_TILES):
-        k = t // BLOCK_TILES
-        begin = k * BLOCK_ROWS * outputs
-        if norms.x.size:
-            gradients_of_block(rows, norms.x, norms.relu_y, begin, BLOCK_ROWS, outputs, outputs, norms.constants,
-                               norms.relu, memory, sums, k)  # fmt: skip
-        else:
-            moments_of_block(rows, begin, BLOCK_ROWS, outputs, outputs, memory, sums, k)
+@helper
+def _pixels_above(row: int, m: int, tiles: Tiles, y: ndarray) -> int:
+    """Return how many pixels of y (N, H, W, O) are above a row of tiles; rows are counted from image to image."""
+    return (row // tiles[0] * y.shape[1] + min(y.shape[1], row % tiles[0] * m)) * y.shape[2]
 
 
-def adds_up(form: int, images: int, out: Pair, channels: int, outputs: int, dilation: Pair) -> bool:
-    """Return whether this form can add up its outputs for batch norm: BLOCK_TILES tiles are BLOCK_ROWS rows of y."""
-    tiles = images * (out[0] // 4) * (out[1] // 4)
-    whole = form == F4X4_3X3 and out[0] % 4 == 0 and out[1] % 4 == 0 and out[0] * out[1] > 0 and dilation == (1, 1)
-    blocks = whole and BLOCK_TILES % (out[1] // 4) == 0 and tiles % BLOCK_TILES == 0
-    other = divides_outputs(form, channels, outputs, 1, tiles) or uses_blocks(form, channels, outputs, 1, tiles)
-    return bool(blocks and outputs % LANES == 0 and not other)
+def adds_up(form: int, images: int, out: Pair, channels: int, outputs: int, groups: int, dilation: Pair) -> bool:
+    """Return whether the tasks can add up their outputs for a batch norm: they write successive rows of all outputs."""
+    tiles = count_of(images, tiles_of(tile_of(form)[0], *out, dilation))
+    return bool(tiles > 0 and dilation == (1, 1) and not divides_outputs(form, channels, outputs, groups, tiles))
 
 
 @apart_jit
@@ -257,12 +218,16 @@ def _convolve_job(
     ranges, panels = (total + group - 1) // group, (outputs + NR - 1) // NR
     task, part = job // parts, job % parts
     begin, stop = part * panels // parts * NR, min(outputs, (part + 1) * panels // parts * NR)
+    m, start = tile_of(form)[0], task * ranges // tasks * group
+    since = _pixels_above(ceildiv(start, tiles[1]), m, tiles, y) if norms.sums.size else 0
     for g in range(task * ranges // tasks, (task + 1) * ranges // tasks):
         first, last = g * group, min(total, (task + 1) * ranges // tasks * group)
         count = min(group, last - first)
         more = min(group, last - first - count)
         _convolve_group(form, x, groups, tiles, padding, first, count, more, u, u_plane, finish, end, shortcut, own,
                         v_plane, m_plane, begin, stop, y, norms)  # fmt: skip
+        if norms.sums.size:
+            since = add_up(y, since, _pixels_above((first + count) // tiles[1], m, tiles, y), norms)
 
 
 @helper
@@ -319,6 +284,7 @@ def _convolve(
             else:
                 _convolve_job(q, jobs // parts, parts, form, x, groups, tiles, padding, group, u, u_plane, finish,
                               end, shortcut, own, v_plane, m_plane, y, norms)  # fmt: skip
+    add_rest(y, norms)
     if packed.size:
         packed[packed.size - 1] = 1
 

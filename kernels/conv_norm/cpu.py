@@ -1,82 +1,211 @@
-"""Convolutions beside batch norms: Winograd's F(4x4,3x3) normalises what it reads, and adds up what it writes.
+"""Convolutions beside batch norms: they add up what they write; Winograd's F(4x4,3x3) also normalises what it reads.
 
-`normalizes` and `adds_up` say for which shapes. README.md explains why this saves time, and what is shared with the
+`normalizes` and `adds_up` say for which layers. README.md explains why this saves time, and what is shared with the
 kernels of conv and norm: a step with these kernels has the same bits as one without.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import helper, jit
+from minidl.engine.jit import choice, helper, jit
 
+from ..conv import depthwise, depthwise_gradient, direct, rectangles, winograd_gradient
 from ..conv import winograd as fast
-from ..conv import winograd_gradient
-from ..conv.choice import F4X4_3X3, count_of, gradient_form, tiles_of
-from ..conv.forms import uses_blocks
+from ..conv.choice import F4X4_3X3, input_form, winograd_form
+from ..conv.cpu import algorithm_of_dweight, algorithm_of_dx, algorithm_of_y
+from ..conv.norms import Norms
 from ..conv.reference import Pair, Shape, output_size
-from ..conv.winograd import Norms
 from ..matmul.blocks import LANES
 from ..norm import cpu as norm
 from ..norm.blocks import constants_of
 from .reference import __all__ as __all__
 
 
-def adds_up(images: int, out: Pair, w_shape: Shape, groups: int, stride: Pair, dilation: Pair, winograd: bool) -> bool:
-    """Return whether `forward` can compute the sums of y (images, *out, O).
+def adds_up(
+    output: str, x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair,
+    winograd: bool,
+) -> bool:  # fmt: skip
+    """Return whether `forward` can compute the sums of y (output = "y"), or backward_input those of dx ("dx").
 
-    With w_shape (kh, kw, O, C), return whether backward_input can compute those of dx (images, *out, C).
+    A task must write successive pixels: so dx with a stride is excluded, unless Winograd's method computes it, and so
+    are algorithms that divide the channels among the tasks.
     """
-    form = gradient_form(images, out, w_shape[:2], w_shape[2], w_shape[3], stride, dilation, groups)
-    return winograd and groups == 1 and fast.adds_up(form, images, out, w_shape[2], w_shape[3], dilation)
+    options = groups, stride, padding, dilation
+    (channels, outputs), out = (x_shape[3], w_shape[3]), output_size(x_shape, w_shape, stride, padding, dilation)
+    if output == "y":
+        algorithm, form = algorithm_of_y(x_shape, w_shape, *options, winograd)
+    else:
+        algorithm, form = algorithm_of_dx(x_shape, w_shape, *options, winograd)
+        channels, outputs, out = outputs, channels, x_shape[1:3]
+    if algorithm == "winograd":
+        return fast.adds_up(form, x_shape[0], out, channels, outputs, groups, dilation)
+    return algorithm in ("narrow", "direct") and (output == "y" or stride == (1, 1))
 
 
 def normalizes(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> bool:
     """Return whether `forward` and backward_weight can normalise x."""
-    out, (channels, outputs) = output_size(x_shape, w_shape, stride, padding, dilation), w_shape[2:]
-    form = gradient_form(x_shape[0], out, w_shape[:2], channels, outputs, stride, dilation, groups)
-    tiles = count_of(x_shape[0], tiles_of(4, *out, dilation))
-    blocks = uses_blocks(form, channels, outputs, groups, tiles)
-    return bool(winograd and groups == 1 and form == F4X4_3X3 and channels % LANES == 0 and not blocks)
+    layer = x_shape, w_shape, groups, stride, padding, dilation, winograd
+    forward, gradient = algorithm_of_y(*layer), algorithm_of_dweight(*layer)
+    if forward == gradient == ("winograd", F4X4_3X3):
+        return groups == 1 and x_shape[3] % LANES == 0
+    out, narrow = output_size(x_shape, w_shape, stride, padding, dilation), forward[0] == gradient[0] == "narrow"
+    return narrow and rectangles.normalizes(x_shape[1:3], out, w_shape, groups, stride, padding, dilation)
 
 
 @helper
 def _before(weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray) -> ndarray:
-    """Return mean, scale and bias of a batch norm (3, C). C is 0 or, as `normalizes` demands, whole vectors."""
-    return constants_of(mean, rstd * weight, bias).reshape(3, mean.size)
+    """Return mean, scale and bias of a batch norm (3, C); C may be 0."""
+    before = np.empty((3, mean.size), mean.dtype)
+    for c in range(mean.size):
+        before[0, c], before[1, c], before[2, c] = mean[c], rstd[c] * weight[c], bias[c]
+    return before
+
+
+@helper
+def _of_y(before: ndarray, sums: ndarray) -> Norms:
+    """Return the Norms of a forward pass."""
+    none = before.reshape(-1)[:0]
+    return Norms(before, none, none, False, none, sums, np.zeros(sums.shape[0], np.bool_))
+
+
+@helper
+def _of_dx(
+    x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray, relu: bool, relu_y: ndarray, sums: ndarray
+) -> Norms:
+    """Return the Norms of a data gradient."""
+    constants, none = constants_of(mean, rstd * weight, bias), relu_y[:0].reshape(3, 0)
+    return Norms(none, x.reshape(-1), constants, relu, relu_y, sums, np.zeros(sums.shape[0], np.bool_))
+
+
+# -- y ----------------------------------------------------------------------------------------------------------------
 
 
 @jit
-def forward(
+def winograd_forward(
     x: ndarray, norm_weight: ndarray, norm_bias: ndarray, norm_mean: ndarray, norm_rstd: ndarray, weight: ndarray,
     bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool, groups: int, stride: Pair,
     padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray, y: ndarray, sums: ndarray,
 ) -> None:  # fmt: skip
-    none = scratch[:0]
-    norms = Norms(_before(norm_weight, norm_bias, norm_mean, norm_rstd), none, none, False, none, sums)
-    fast.forward(F4X4_3X3, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y, norms)
+    form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
+    norms = _of_y(_before(norm_weight, norm_bias, norm_mean, norm_rstd), sums)
+    fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y, norms)
 
 
 @jit
-def backward_input(
+def narrow_forward(
+    x: ndarray, norm_weight: ndarray, norm_bias: ndarray, norm_mean: ndarray, norm_rstd: ndarray, weight: ndarray,
+    bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool, groups: int, stride: Pair,
+    padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray, y: ndarray, sums: ndarray,
+) -> None:  # fmt: skip
+    norms = _of_y(_before(norm_weight, norm_bias, norm_mean, norm_rstd), sums)
+    depthwise.convolve(x, weight, False, bias, scale, shift, shortcut, relu, groups, stride, padding, dilation,
+                       scratch, y, norms)  # fmt: skip
+
+
+@jit
+def direct_forward(
+    x: ndarray, norm_weight: ndarray, norm_bias: ndarray, norm_mean: ndarray, norm_rstd: ndarray, weight: ndarray,
+    bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool, groups: int, stride: Pair,
+    padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray, y: ndarray, sums: ndarray,
+) -> None:  # fmt: skip
+    direct.convolve(x, weight, False, bias, scale, shift, shortcut, relu, groups, stride, padding, dilation,
+                    packed, scratch, y, _of_y(scratch[:0].reshape(3, 0), sums))  # fmt: skip
+
+
+@choice
+def forward(
+    x: ndarray, norm_weight: ndarray, norm_bias: ndarray, norm_mean: ndarray, norm_rstd: ndarray, weight: ndarray,
+    bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool, groups: int, stride: Pair,
+    padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray, y: ndarray, sums: ndarray,
+) -> Any:  # fmt: skip
+    algorithm, _ = algorithm_of_y(x.shape, weight.shape, groups, stride, padding, dilation, winograd)
+    return {"winograd": winograd_forward, "narrow": narrow_forward, "direct": direct_forward}[algorithm]
+
+
+# -- dx ---------------------------------------------------------------------------------------------------------------
+
+
+@jit
+def winograd_backward_input(
     dy: ndarray, weight: ndarray, shortcut: ndarray, norm_x: ndarray, norm_weight: ndarray, norm_bias: ndarray,
     norm_mean: ndarray, norm_rstd: ndarray, norm_relu: bool, relu_y: ndarray, groups: int, stride: Pair, padding: Pair,
     dilation: Pair, winograd: bool, scratch: ndarray, dx: ndarray, sums: ndarray,
 ) -> None:  # fmt: skip
-    constants = constants_of(norm_mean, norm_rstd * norm_weight, norm_bias)
-    norms = Norms(scratch[:0].reshape(0, 1), norm_x.reshape(-1), constants, norm_relu, relu_y, sums)
-    fast.backward_input(F4X4_3X3, dy, weight, shortcut, padding, dilation, scratch, dx, norms)
+    shape, kernel = dx.shape, weight.shape[:2]
+    form = input_form(shape[0], shape[1:3], kernel, dy.shape[3], shape[3], stride, padding, dilation, groups)
+    norms = _of_dx(norm_x, norm_weight, norm_bias, norm_mean, norm_rstd, norm_relu, relu_y, sums)
+    fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, norms)
 
 
 @jit
-def backward_weight(
+def narrow_backward_input(
+    dy: ndarray, weight: ndarray, shortcut: ndarray, norm_x: ndarray, norm_weight: ndarray, norm_bias: ndarray,
+    norm_mean: ndarray, norm_rstd: ndarray, norm_relu: bool, relu_y: ndarray, groups: int, stride: Pair, padding: Pair,
+    dilation: Pair, winograd: bool, scratch: ndarray, dx: ndarray, sums: ndarray,
+) -> None:  # fmt: skip
+    none, norms = scratch[:0], _of_dx(norm_x, norm_weight, norm_bias, norm_mean, norm_rstd, norm_relu, relu_y, sums)
+    depthwise.convolve(dy, weight, True, none, none, none, shortcut, False, groups, stride, padding, dilation,
+                       scratch, dx, norms)  # fmt: skip
+
+
+@jit
+def direct_backward_input(
+    dy: ndarray, weight: ndarray, shortcut: ndarray, norm_x: ndarray, norm_weight: ndarray, norm_bias: ndarray,
+    norm_mean: ndarray, norm_rstd: ndarray, norm_relu: bool, relu_y: ndarray, groups: int, stride: Pair, padding: Pair,
+    dilation: Pair, winograd: bool, scratch: ndarray, dx: ndarray, sums: ndarray,
+) -> None:  # fmt: skip
+    none, norms = scratch[:0], _of_dx(norm_x, norm_weight, norm_bias, norm_mean, norm_rstd, norm_relu, relu_y, sums)
+    direct.convolve(dy, weight, True, none, none, none, shortcut, False, groups, stride, padding, dilation,
+                    none, scratch, dx, norms)  # fmt: skip
+
+
+@choice
+def backward_input(
+    dy: ndarray, weight: ndarray, shortcut: ndarray, norm_x: ndarray, norm_weight: ndarray, norm_bias: ndarray,
+    norm_mean: ndarray, norm_rstd: ndarray, norm_relu: bool, relu_y: ndarray, groups: int, stride: Pair, padding: Pair,
+    dilation: Pair, winograd: bool, scratch: ndarray, dx: ndarray, sums: ndarray,
+) -> Any:  # fmt: skip
+    algorithm, _ = algorithm_of_dx(dx.shape, weight.shape, groups, stride, padding, dilation, winograd)
+    kernels = {
+        "winograd": winograd_backward_input, "narrow": narrow_backward_input, "direct": direct_backward_input,
+    }  # fmt: skip
+    return kernels[algorithm]
+
+
+# -- dweight, and the batch norms -------------------------------------------------------------------------------------
+
+
+@jit
+def winograd_backward_weight(
     x: ndarray, norm_weight: ndarray, norm_bias: ndarray, norm_mean: ndarray, norm_rstd: ndarray, dy: ndarray,
     groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
     before = _before(norm_weight, norm_bias, norm_mean, norm_rstd)
     winograd_gradient.backward_weight(F4X4_3X3, x, dy, padding, dilation, before, scratch, dweight)
+
+
+@jit
+def narrow_backward_weight(
+    x: ndarray, norm_weight: ndarray, norm_bias: ndarray, norm_mean: ndarray, norm_rstd: ndarray, dy: ndarray,
+    groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: ndarray, dweight: ndarray,
+) -> None:  # fmt: skip
+    before = _before(norm_weight, norm_bias, norm_mean, norm_rstd)
+    depthwise_gradient.backward_weight(x, dy, groups, stride, padding, dilation, before, scratch, dweight)
+
+
+@choice
+def backward_weight(
+    x: ndarray, norm_weight: ndarray, norm_bias: ndarray, norm_mean: ndarray, norm_rstd: ndarray, dy: ndarray,
+    groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: ndarray, dweight: ndarray,
+) -> Any:  # fmt: skip
+    algorithm, _ = algorithm_of_dweight(x.shape, dweight.shape, groups, stride, padding, dilation, winograd)
+    return {"winograd": winograd_backward_weight, "narrow": narrow_backward_weight}[algorithm]
 
 
 @jit

@@ -9,7 +9,7 @@ The sums are in registers. They need vector instructions (matmul/emitter.py), be
 A block is short, so float32 is accurate enough within it; the sums of blocks are float64. A block has about 8 KB in a
 layer with 16 channels, so the second pass over x finds it in the first-level cache.
 
-A convolution calls these functions, too, for rows that it has just written (conv/winograd.py): no other kernel has to
+A convolution calls these functions, too, for rows that it has just written (conv/norms.py): no other kernel has to
 read them from a slow cache. cpu.py calls them with the same rows, so the bits are the same.
 
 A vector holds 16 numbers. With 16 channels, or a multiple, vector j always holds the same channels. Otherwise several
@@ -26,11 +26,12 @@ from numpy import ndarray
 from minidl.engine.jit import helper
 
 from ..elementwise.stream import fetch, get, put
-from ..matmul.emitter import Emitter, Sums, Value, instructions
+from ..matmul.emitter import Emitter, Sums, Value, instructions, prefetch
 from ..matmul.tile import lanes
 from ..reduce.rows import narrow, repeat, wide
 
-BLOCK_ROWS = 128  # 8 tiles of Winograd's F(4x4,3x3)
+BLOCK_ROWS = 128
+LINE = 64  # bytes of a cache line
 AHEAD = 2  # wide rows: at the beginning of a row, the cache lines of the row that follows the next one are requested
 CHAINS = 8  # independent sums: an addition takes 4 cycles, and 2 begin in each cycle
 
@@ -145,6 +146,19 @@ def _sum_gradients(
                 _for_vectors(e, vectors, lambda vectors: write(vectors, True, False))
             with none:
                 _for_vectors(e, vectors, lambda vectors: write(vectors, False, False))
+
+
+@helper
+def fetch_rows(x: ndarray, begin: int, count: int) -> None:
+    """Prefetch x[begin : begin + count] of x (n,) into the second-level cache. The range may reach beyond x."""
+    for at in range(begin, min(begin + count, x.size), LINE // x.itemsize):
+        prefetch(x, at)
+
+
+@helper
+def rows_of_block(rows: int, blocks: int) -> int:
+    """Return the number of rows of each block but the last ones, which may have fewer or none."""
+    return (rows + blocks - 1) // blocks
 
 
 @helper

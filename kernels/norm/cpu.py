@@ -25,21 +25,21 @@ from minidl.engine.jit import Part, helper, in_parts, jit
 from minidl.kernels.reduce.rows import repeat, wide
 
 from ..elementwise.stream import fetch, get, put
-from ..matmul.emitter import prefetch
 from .blocks import (
     AHEAD,
     BLOCK_ROWS,
     constants_of,
+    fetch_rows,
     gradients_of_block,
     moments_of_block,
     normalize_rows,
+    rows_of_block,
     wide_row,
 )
 from .reference import __all__ as __all__
 
 BLOCK_SIZE = 16384  # if there are several blocks, each has about this many numbers or more
 MAX_BLOCKS = 64
-LINE = 64  # bytes of a cache line
 
 
 @helper
@@ -83,12 +83,6 @@ def parts(rows: int, channels: int) -> int:
 
 
 @helper
-def _rows_of_block(rows: int, blocks: int) -> int:
-    """Return the number of rows of each block but the last ones, which may have fewer or none."""
-    return (rows + blocks - 1) // blocks
-
-
-@helper
 def _tasks(partial: ndarray) -> int:
     return max(1, min(MAX_BLOCKS, partial.shape[0], partial.size // 2 * BLOCK_ROWS // BLOCK_SIZE))
 
@@ -106,22 +100,15 @@ def _count(partial: ndarray, task: int, tasks: int) -> int:
 by_tasks = in_parts(_tasks, _block, first=_first_block, blocks=_count)
 
 
-@helper
-def _fetch_rows(x: ndarray, begin: int, count: int) -> None:
-    """Prefetch x[begin : begin + count] of x (n,) into the second-level cache."""
-    for at in range(begin, min(begin + count, x.size), LINE // x.itemsize):
-        prefetch(x, at)
-
-
 @by_tasks
 def _moments(x: ndarray, first: int, blocks: int, partial: Part) -> None:
     """Compute partial (blocks, 2, C) = the moments of each block of rows (blocks.py)."""
     rows, channels = x.shape
     numbers, width = x.reshape(x.size), wide_row(x, channels)
-    memory, each = np.empty(2 * width, x.dtype), _rows_of_block(rows, blocks)
+    memory, each = np.empty(2 * width, x.dtype), rows_of_block(rows, blocks)
     for k in range(partial.shape[0]):
         begin, end = min(rows, (first + k) * each), min(rows, (first + k + 1) * each)
-        _fetch_rows(numbers, end * channels, (end - begin) * channels)
+        fetch_rows(numbers, end * channels, (end - begin) * channels)
         moments_of_block(numbers, begin * channels, end - begin, channels, width, memory, partial, k)
 
 
@@ -132,11 +119,11 @@ def _gradient_moments(
     """Compute partial (blocks, 2, C) = the sums of each block of rows for the gradients (blocks.py)."""
     rows, channels = x.shape
     dys, numbers, width = dy.reshape(dy.size), x.reshape(x.size), wide_row(x, channels)
-    memory, each = np.empty(2 * width, x.dtype), _rows_of_block(rows, blocks)
+    memory, each = np.empty(2 * width, x.dtype), rows_of_block(rows, blocks)
     for k in range(partial.shape[0]):
         begin, end = min(rows, (first + k) * each), min(rows, (first + k + 1) * each)
-        _fetch_rows(dys, end * channels, (end - begin) * channels)
-        _fetch_rows(numbers, end * channels, (end - begin) * channels)
+        fetch_rows(dys, end * channels, (end - begin) * channels)
+        fetch_rows(numbers, end * channels, (end - begin) * channels)
         gradients_of_block(dys, numbers, dys[:0], begin * channels, end - begin, channels, width, constants, relu,
                            memory, partial, k)  # fmt: skip
 
@@ -171,7 +158,7 @@ def _statistics(
     (Chan, Golub and LeVeque 1983). So no digits cancel, even if the mean is large.
     """
     blocks, _, channels = partial.shape
-    each = _rows_of_block(rows, blocks)
+    each = rows_of_block(rows, blocks)
     full = rows // each
     total = _sums_of_blocks(partial, full)
     for c in range(channels):

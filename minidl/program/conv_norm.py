@@ -106,12 +106,10 @@ def _adds_up(conv: Call, output: str, norm: Call) -> bool:
     y, cpu = conv.arguments[output].like, Device("cpu")
     if norm.arguments["x"].like.shape[-1] != y.shape[-1]:
         return False  # a reshape between them
-    kh, kw, channels, outputs = _weight(conv)
-    shape = (kh, kw, outputs, channels) if output == "dx" else (kh, kw, channels, outputs)
-    groups, stride, _, dilation, winograd = _options(conv)
+    x_shape = conv.arguments["x" if output == "y" else "dx"].like.shape
     blocks = cpu.norm.parts(y.size // y.shape[3], y.shape[3])
     return len(norm.arguments["partial"].like) == blocks and bool(
-        cpu.conv_norm.adds_up(y.shape[0], y.shape[1:3], shape, groups, stride, dilation, winograd)
+        cpu.conv_norm.adds_up(output, x_shape, _weight(conv), *_options(conv))
     )
 
 

@@ -37,11 +37,12 @@ from minidl.resources import cores
 
 # Approximate compilation times in seconds (1 for all others). The slowest kernels begin first. Those with less than 1,
 # and those of dx (0), begin last: they share functions with the others, and load them from the cache.
-SECONDS = {"conv.winograd_forward": 13, "conv.direct_forward": 10, "conv.direct_backward_weight": 7,
-           "norm.batch_norm": 5, "matmul.nn": 5, "conv.narrow_forward": 4, "conv.product_forward": 4,
-           "conv.winograd_backward_weight": 3, "group_norm.group_norm": 3, "conv.large_forward": 2, "movement.copy": 2,
-           "reduce.sum": 2, "softmax.cross_entropy": 1.5, "conv_norm.backward_weight": 0.5, "matmul.nt": 0,
-           "matmul.tn": 0, "conv.product_backward_weight": 0, "conv_norm.forward": 0}  # fmt: skip
+SECONDS = {"conv.winograd_forward": 13, "conv_norm.winograd_forward": 13, "conv.direct_forward": 10,
+           "conv_norm.direct_forward": 10, "conv.direct_backward_weight": 7, "norm.batch_norm": 5, "matmul.nn": 5,
+           "conv.narrow_forward": 4, "conv_norm.narrow_forward": 4, "conv.product_forward": 4,
+           "conv.winograd_backward_weight": 3, "conv_norm.winograd_backward_weight": 3, "group_norm.group_norm": 3,
+           "conv.large_forward": 2, "movement.copy": 2, "reduce.sum": 2, "softmax.cross_entropy": 1.5, "matmul.nt": 0,
+           "matmul.tn": 0, "conv.product_backward_weight": 0}  # fmt: skip
 
 OnProgress = Callable[[int, int], None]  # called with the number of kernels that are ready, and of all kernels
 
