@@ -97,8 +97,8 @@ USES = {
     (plain, 28, 8): EVERY,  # 7 tiles in a row
     (plain, 30, 5): EVERY,  # tiles reach beyond the image
     (plain, 8, 3): EVERY,  # 192 rows: a block and a half
-    # The depthwise convolution normalises, the product (32 -> 32 channels, 1 x 1) does not add up.
-    (depthwise, 29, 5): dict(forward=3, batch_norm=2, backward_input=1, batch_norm_backward=1, backward_weight=1),
+    # The depthwise convolution normalises what it reads, the product (1 x 1) does not.
+    (depthwise, 29, 5): dict(forward=4, batch_norm=3, backward_input=2, batch_norm_backward=2, backward_weight=1),
 }
 
 
@@ -184,6 +184,8 @@ LAYERS = [  # shape of x, O, kernel size, stride, padding, groups
     ((9, 13, 7, 32), 32, 3, 1, 1, 8),
     ((5, 31, 29, 3), 20, 5, 1, 2, 1),
     ((5, 31, 29, 20), 12, 1, 1, 0, 1),
+    ((5, 31, 29, 40), 72, 1, 1, 0, 1),  # products
+    ((3, 40, 40, 300), 65, 1, 1, 0, 1),  # sums in two pieces
     ((1, 5, 5, 8), 8, 3, 1, 1, 8),  # fewer rows than a block
 ]
 
@@ -212,12 +214,12 @@ def test_kernels_have_the_bits_of_separate_kernels(
     expected, found = np.empty_like(y), np.empty_like(y)
     blocks = CPU.norm.parts(y.size // outputs, outputs)
     sums, moments = np.full((blocks, 2, outputs), np.nan), np.empty((blocks, 2, outputs))
-    CPU.conv.forward(z, weight, none, none, none, none, False, *options, none, scratch("forward"), expected)
-    CPU.conv_norm.forward(x, *norm, weight, none, none, none, none, False, *options, none, scratch("forward"), found,
-                          sums)  # fmt: skip
-    CPU.norm._moments(expected.reshape(-1, outputs), moments)
     assert CPU.conv_norm.adds_up("y", shape, weight.shape, *options)
-    assert found.tobytes() == expected.tobytes() and sums.tobytes() == moments.tobytes()
+    for end in ((none, none, none, none), (beta[:1].repeat(outputs), none, none, y.reshape(-1))):  # bias, shortcut
+        CPU.conv.forward(z, weight, *end, False, *options, none, scratch("forward"), expected)
+        CPU.conv_norm.forward(x, *norm, weight, *end, False, *options, none, scratch("forward"), found, sums)
+        CPU.norm._moments(expected.reshape(-1, outputs), moments)
+        assert found.tobytes() == expected.tobytes() and sums.tobytes() == moments.tobytes()
 
     if normalizes:
         dw, with_norm = np.empty_like(weight), np.empty_like(weight)

@@ -105,7 +105,9 @@ def forward_scratch(
         case "large":
             return winograd_large.forward_scratch(form, x_shape, w_shape, padding, dilation)
         case "product":
-            return matmul.nn_scratch(_pixels(x_shape), w_shape[3], x_shape[3])
+            pixels = _pixels(x_shape)
+            in_chunks = pointwise.scratch_size(pixels, x_shape[3], w_shape[3])
+            return max(in_chunks, matmul.nn_scratch(pixels, w_shape[3], x_shape[3]))
         case "narrow":
             out = output_size(x_shape, w_shape, stride, padding, dilation)
             return depthwise.scratch_size(x_shape, out, w_shape, groups, stride, padding, dilation, False)
@@ -138,7 +140,9 @@ def backward_input_scratch(
         case "large":
             return winograd_large.backward_input_scratch(form, x_shape, w_shape, dilation)
         case "product":
-            return matmul.nt_scratch(_pixels(x_shape), x_shape[3], w_shape[3])
+            pixels = _pixels(x_shape)
+            in_chunks = pointwise.scratch_size(pixels, w_shape[3], x_shape[3])
+            return max(in_chunks, matmul.nt_scratch(pixels, x_shape[3], w_shape[3]))
         case "narrow":
             out = output_size(x_shape, w_shape, stride, padding, dilation)
             return depthwise.scratch_size(x_shape, out, w_shape, groups, stride, padding, dilation, True)

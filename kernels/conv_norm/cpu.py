@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import choice, helper, jit
 
-from ..conv import depthwise, depthwise_gradient, direct, rectangles, winograd_gradient
+from ..conv import depthwise, depthwise_gradient, direct, pointwise, rectangles, winograd_gradient
 from ..conv import winograd as fast
 from ..conv.choice import F4X4_3X3, input_form, winograd_form
 from ..conv.cpu import algorithm_of_dweight, algorithm_of_dx, algorithm_of_y
@@ -43,6 +43,8 @@ def adds_up(
         channels, outputs, out = outputs, channels, x_shape[1:3]
     if algorithm == "winograd":
         return fast.adds_up(form, x_shape[0], out, channels, outputs, groups, dilation)
+    if algorithm == "product":
+        return pointwise.adds_up(x_shape[0] * out[0] * out[1], channels, outputs)
     return algorithm in ("narrow", "direct") and (output == "y" or stride == (1, 1))
 
 
@@ -98,6 +100,16 @@ def winograd_forward(
 
 
 @jit
+def product_forward(
+    x: ndarray, norm_weight: ndarray, norm_bias: ndarray, norm_mean: ndarray, norm_rstd: ndarray, weight: ndarray,
+    bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool, groups: int, stride: Pair,
+    padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray, y: ndarray, sums: ndarray,
+) -> None:  # fmt: skip
+    norms = _of_y(scratch[:0].reshape(3, 0), sums)
+    pointwise.convolve(x, weight, False, bias, scale, shift, shortcut, relu, scratch, y, norms)
+
+
+@jit
 def narrow_forward(
     x: ndarray, norm_weight: ndarray, norm_bias: ndarray, norm_mean: ndarray, norm_rstd: ndarray, weight: ndarray,
     bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool, groups: int, stride: Pair,
@@ -125,7 +137,10 @@ def forward(
     padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray, y: ndarray, sums: ndarray,
 ) -> Any:  # fmt: skip
     algorithm, _ = algorithm_of_y(x.shape, weight.shape, groups, stride, padding, dilation, winograd)
-    return {"winograd": winograd_forward, "narrow": narrow_forward, "direct": direct_forward}[algorithm]
+    kernels = {
+        "winograd": winograd_forward, "product": product_forward, "narrow": narrow_forward, "direct": direct_forward,
+    }  # fmt: skip
+    return kernels[algorithm]
 
 
 # -- dx ---------------------------------------------------------------------------------------------------------------
@@ -141,6 +156,16 @@ def winograd_backward_input(
     form = input_form(shape[0], shape[1:3], kernel, dy.shape[3], shape[3], stride, padding, dilation, groups)
     norms = _of_dx(norm_x, norm_weight, norm_bias, norm_mean, norm_rstd, norm_relu, relu_y, sums)
     fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, norms)
+
+
+@jit
+def product_backward_input(
+    dy: ndarray, weight: ndarray, shortcut: ndarray, norm_x: ndarray, norm_weight: ndarray, norm_bias: ndarray,
+    norm_mean: ndarray, norm_rstd: ndarray, norm_relu: bool, relu_y: ndarray, groups: int, stride: Pair, padding: Pair,
+    dilation: Pair, winograd: bool, scratch: ndarray, dx: ndarray, sums: ndarray,
+) -> None:  # fmt: skip
+    none, norms = scratch[:0], _of_dx(norm_x, norm_weight, norm_bias, norm_mean, norm_rstd, norm_relu, relu_y, sums)
+    pointwise.convolve(dy, weight, True, none, none, none, shortcut, False, scratch, dx, norms)
 
 
 @jit
@@ -173,7 +198,8 @@ def backward_input(
 ) -> Any:  # fmt: skip
     algorithm, _ = algorithm_of_dx(dx.shape, weight.shape, groups, stride, padding, dilation, winograd)
     kernels = {
-        "winograd": winograd_backward_input, "narrow": narrow_backward_input, "direct": direct_backward_input,
+        "winograd": winograd_backward_input, "product": product_backward_input, "narrow": narrow_backward_input,
+        "direct": direct_backward_input,
     }  # fmt: skip
     return kernels[algorithm]
 

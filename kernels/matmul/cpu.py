@@ -230,6 +230,20 @@ def _share(
                            strips_of_a)  # fmt: skip
 
 
+@helper
+def serial_product(
+    a: Left, b: Right, depth: int, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray
+) -> None:  # fmt: skip
+    """Compute out = a @ b [+ bias] [relu] on this thread, with the bits of nn and nt without AMX.
+
+    scratch: serial_scratch(rows, columns, depth) numbers
+    """
+    _share(0, 1, a, b, depth, bias, relu, scratch, out)
+
+
+serial_scratch = _scratch_size
+
+
 @apart_jit
 def _pack_all(b: Right, depth: int, columns: int, packed: ndarray) -> None:
     """Pack all panels of b, unless `packed` contains them. It is 0 beyond the last column."""
