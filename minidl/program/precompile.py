@@ -40,9 +40,10 @@ from minidl.resources import cores
 SECONDS = {"conv.winograd_forward": 13, "conv_norm.winograd_forward": 13, "conv.direct_forward": 10,
            "conv_norm.direct_forward": 10, "conv.direct_backward_weight": 7, "norm.batch_norm": 5, "matmul.nn": 5,
            "conv.narrow_forward": 4, "conv_norm.narrow_forward": 4, "conv.product_forward": 4,
-           "conv_norm.product_forward": 4, "conv.winograd_backward_weight": 3, "conv_norm.winograd_backward_weight": 3, "group_norm.group_norm": 3,
-           "conv.large_forward": 2, "movement.copy": 2, "reduce.sum": 2, "softmax.cross_entropy": 1.5, "matmul.nt": 0,
-           "matmul.tn": 0, "conv.product_backward_weight": 0}  # fmt: skip
+           "conv_norm.product_forward": 4, "conv.winograd_backward_weight": 3,
+           "conv_norm.winograd_backward_weight": 3, "group_norm.group_norm": 3, "conv.large_forward": 2,
+           "movement.copy": 2, "reduce.sum": 2, "softmax.cross_entropy": 1.5, "matmul.nt": 0, "matmul.tn": 0,
+           "conv.product_backward_weight": 0}  # fmt: skip
 
 OnProgress = Callable[[int, int], None]  # called with the number of kernels that are ready, and of all kernels
 
