@@ -30,8 +30,6 @@ from minidl.program import table
 from minidl.program.replay import Gradient
 
 Way = dict[str, Callable[[], object]]
-
-
 Shape = tuple[int, int, int, int]
 LAYERS: list[tuple[Shape, int]] = [  # shape of x (N, H, W, C), groups
     *((shape, 1) for shape in SHAPES), ((37, 31, 31, 64), 1), ((8, 96, 96, 32), 32), ((37, 31, 31, 144), 144),
@@ -51,32 +49,35 @@ def ways(shape: Shape, groups: int) -> tuple[Way, Way]:
     blocks = cpu.norm.parts(len(x_rows), channels)
     sums, next_sums = np.empty((2, blocks, 2, channels))
     cpu.norm._moments(x_rows, sums)
-    scratch = {
-        kernel: np.empty(getattr(cpu.conv, f"{kernel}_scratch")(x.shape, w.shape, *options), np.float32)
-        for kernel in ("forward", "backward_input", "backward_weight")
-    }
+    separate, merged = (
+        {
+            kernel: np.empty(getattr(op, f"{kernel}_scratch")(x.shape, w.shape, *options), np.float32)
+            for kernel in ("forward", "backward_input", "backward_weight")
+        }
+        for op in (cpu.conv, cpu.conv_norm)
+    )
     norm = gamma, beta, mean, rstd
 
     def separate_forward() -> None:
         cpu.norm.batch_norm(x_rows, gamma, beta, 1e-5, 0.1, x_rows[:0], True, running, var, sums, mean, rstd, z_rows)
-        cpu.conv.forward(z, w, none, none, none, none, False, *options, none, scratch["forward"], y)
+        cpu.conv.forward(z, w, none, none, none, none, False, *options, none, separate["forward"], y)
         cpu.norm._moments(y_rows, next_sums)
 
     def merged_forward() -> None:
         cpu.conv_norm.batch_norm(x_rows, gamma, beta, 1e-5, 0.1, x_rows[:0], True, sums, running, var, mean, rstd,
                                  x_rows[:0])  # fmt: skip
-        cpu.conv_norm.forward(x, *norm, w, none, none, none, none, False, *options, none, scratch["forward"], y,
+        cpu.conv_norm.forward(x, *norm, w, none, none, none, none, False, *options, none, merged["forward"], y,
                               next_sums)  # fmt: skip
 
     def separate_backward() -> None:
-        cpu.conv.backward_weight(z, dy, *options, scratch["backward_weight"], dw)
-        cpu.conv.backward_input(dy, w, none, *options, scratch["backward_input"], dz)
+        cpu.conv.backward_weight(z, dy, *options, separate["backward_weight"], dw)
+        cpu.conv.backward_input(dy, w, none, *options, separate["backward_input"], dz)
         cpu.norm.batch_norm_backward(dz_rows, x_rows, *norm, True, next_sums, dx_rows, dgamma, dbeta)
 
     def merged_backward() -> None:
-        cpu.conv_norm.backward_weight(x, *norm, dy, *options, scratch["backward_weight"], dw)
+        cpu.conv_norm.backward_weight(x, *norm, dy, *options, merged["backward_weight"], dw)
         cpu.conv_norm.backward_input(dy, w, none, x_rows, *norm, True, none, *options,
-                                     scratch["backward_input"], dz, next_sums)  # fmt: skip
+                                     merged["backward_input"], dz, next_sums)  # fmt: skip
         cpu.conv_norm.batch_norm_backward(dz_rows, x_rows, *norm, True, next_sums, dx_rows, dgamma, dbeta)
 
     return (

@@ -10,8 +10,8 @@ for storage hierarchies"). So a call is described without the sizes of the cache
 - within a call (`work`): the sizes of the blocks that the kernel's loops use again and again.
 
 The model is a lower limit of the traffic. It takes caches that keep exactly the bytes that were used last. It leaves
-out what stores read before they write, copies of `a` in matmul's `tn`, the additions of Winograd's transforms, and all
-arithmetic of kernels without products.
+out what stores read before they write, copies of `a` in matmul's `tn`, the additions of Winograd's transforms, all
+arithmetic of kernels without products, and what merged convolutions (kernels/conv_norm) do for the batch norms.
 """
 
 from __future__ import annotations

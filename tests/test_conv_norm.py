@@ -208,23 +208,24 @@ def test_kernels_have_the_bits_of_separate_kernels(
         z, norm = np.empty_like(x), (gamma, beta, mean, rstd)
         CPU.norm.affine(rows - mean, rstd * gamma, beta, True, z.reshape(rows.shape))
 
-    def scratch(kernel: str) -> np.ndarray:
-        return np.full(getattr(CPU.conv, f"{kernel}_scratch")(x.shape, weight.shape, *options), np.nan, dtype)
+    def scratch(kernel: str, merged: bool) -> np.ndarray:
+        size = getattr(CPU.conv_norm if merged else CPU.conv, f"{kernel}_scratch")(x.shape, weight.shape, *options)
+        return np.full(size, np.nan, dtype)
 
     expected, found = np.empty_like(y), np.empty_like(y)
     blocks = CPU.norm.parts(y.size // outputs, outputs)
     sums, moments = np.full((blocks, 2, outputs), np.nan), np.empty((blocks, 2, outputs))
     assert CPU.conv_norm.adds_up("y", shape, weight.shape, *options)
     for end in ((none, none, none, none), (beta[:1].repeat(outputs), none, none, y.reshape(-1))):  # bias, shortcut
-        CPU.conv.forward(z, weight, *end, False, *options, none, scratch("forward"), expected)
-        CPU.conv_norm.forward(x, *norm, weight, *end, False, *options, none, scratch("forward"), found, sums)
+        CPU.conv.forward(z, weight, *end, False, *options, none, scratch("forward", False), expected)
+        CPU.conv_norm.forward(x, *norm, weight, *end, False, *options, none, scratch("forward", True), found, sums)
         CPU.norm._moments(expected.reshape(-1, outputs), moments)
         assert found.tobytes() == expected.tobytes() and sums.tobytes() == moments.tobytes()
 
     if normalizes:
         dw, with_norm = np.empty_like(weight), np.empty_like(weight)
-        CPU.conv.backward_weight(z, y, *options, scratch("backward_weight"), dw)
-        CPU.conv_norm.backward_weight(x, *norm, y, *options, scratch("backward_weight"), with_norm)
+        CPU.conv.backward_weight(z, y, *options, scratch("backward_weight", False), dw)
+        CPU.conv_norm.backward_weight(x, *norm, y, *options, scratch("backward_weight", True), with_norm)
         assert with_norm.tobytes() == dw.tobytes()
 
     if not CPU.conv_norm.adds_up("dx", shape, weight.shape, *options):
@@ -235,13 +236,13 @@ def test_kernels_have_the_bits_of_separate_kernels(
         dx, merged = np.empty_like(x), np.empty_like(x)
         sums, separate = np.full((blocks, 2, channels), np.nan), np.empty((blocks, 2, channels))
         shortcut = z.reshape(-1) if after.size else none
-        CPU.conv.backward_input(y, weight, shortcut, *options, scratch("backward_input"), dx)
+        CPU.conv.backward_input(y, weight, shortcut, *options, scratch("backward_input", False), dx)
         if after.size:
             CPU.activation.relu_backward(dx.reshape(-1), after, dx.reshape(-1))
         constants = CPU.norm.constants_of(mean, rstd * gamma, beta)
         CPU.norm._gradient_moments(dx.reshape(-1, channels), rows, constants, relu, separate)
         CPU.conv_norm.backward_input(y, weight, shortcut, rows, gamma, beta, mean, rstd, relu, after, *options,
-                                     scratch("backward_input"), merged, sums)  # fmt: skip
+                                     scratch("backward_input", True), merged, sums)  # fmt: skip
         assert merged.tobytes() == dx.tobytes() and sums.tobytes() == separate.tobytes()
 
 
@@ -272,7 +273,7 @@ def test_normalising_any_shape(
     size = [side + 2 * p - 2 * d for side, p, d in zip(shape[1:3], padding, dilation, strict=True)]
     y = rng.standard_normal((shape[0], *size, outputs)).astype(dtype)
 
-    sizes = (CPU.conv.forward_scratch, CPU.conv.backward_weight_scratch)
+    sizes = (CPU.conv_norm.forward_scratch, CPU.conv_norm.backward_weight_scratch)
     forward, backward = (np.empty(scratch(shape, weight.shape, *options), dtype) for scratch in sizes)
     expected, found = np.empty_like(y), np.empty_like(y)
     CPU.conv.forward(z, weight, none, none, none, none, False, *options, none, forward, expected)

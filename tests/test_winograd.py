@@ -84,8 +84,6 @@ WIDE = [  # 5 x 5 and 7 x 7 layers whose errors would exceed LIMITS if all produ
 ]
 
 
-
-
 def cases(forms: list[int], geometries: list[Any]) -> list[tuple[int, Any]]:
     """Return all pairs of a form and a geometry in which the kernel fits into the image."""
     pairs = []

@@ -105,12 +105,9 @@ def forward_scratch(
         case "large":
             return winograd_large.forward_scratch(form, x_shape, w_shape, padding, dilation)
         case "product":
-            pixels = _pixels(x_shape)
-            in_chunks = pointwise.scratch_size(pixels, x_shape[3], w_shape[3])
-            return max(in_chunks, matmul.nn_scratch(pixels, w_shape[3], x_shape[3]))
+            return matmul.nn_scratch(_pixels(x_shape), w_shape[3], x_shape[3])
         case "narrow":
-            out = output_size(x_shape, w_shape, stride, padding, dilation)
-            return depthwise.scratch_size(x_shape, out, w_shape, groups, stride, padding, dilation, False)
+            return depthwise.scratch_size(w_shape)
     return int(direct.scratch_size(threads(), x_shape, w_shape, False, groups, stride, padding, dilation))
 
 
@@ -140,12 +137,9 @@ def backward_input_scratch(
         case "large":
             return winograd_large.backward_input_scratch(form, x_shape, w_shape, dilation)
         case "product":
-            pixels = _pixels(x_shape)
-            in_chunks = pointwise.scratch_size(pixels, w_shape[3], x_shape[3])
-            return max(in_chunks, matmul.nt_scratch(pixels, x_shape[3], w_shape[3]))
+            return matmul.nt_scratch(_pixels(x_shape), x_shape[3], w_shape[3])
         case "narrow":
-            out = output_size(x_shape, w_shape, stride, padding, dilation)
-            return depthwise.scratch_size(x_shape, out, w_shape, groups, stride, padding, dilation, True)
+            return depthwise.scratch_size(w_shape)
     return int(direct.scratch_size(threads(), x_shape, w_shape, True, groups, stride, padding, dilation))
 
 
@@ -163,7 +157,7 @@ def backward_weight_scratch(
         case "product":
             return matmul.tn_scratch(x_shape[3], w_shape[3], _pixels(x_shape))
         case "narrow":
-            return depthwise_gradient.scratch_size(x_shape, out, w_shape, groups, stride, padding, dilation)
+            return depthwise_gradient.scratch_size(x_shape, out, w_shape)
     return int(weight_gradient.scratch_size(threads(), out, x_shape, w_shape, groups, stride, padding, dilation))
 
 

@@ -29,7 +29,7 @@ from functools import partial
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import REGISTERS, apart_jit, helper, parallel_jit, prange, threads
+from minidl.engine.jit import REGISTERS, apart_jit, helper, parallel_jit, prange
 from minidl.engine.team import thread_count
 from minidl.kernels.matmul.blocks import LINE, aligned
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
@@ -40,7 +40,7 @@ from .blocks import clear
 from .channels import channel_of_group, columns_within
 from .geometry import Axis, Layer, axes_of, ceildiv, layer_of, passes_of
 from .norms import Norms, add_rest, add_up, normalize
-from .rectangles import lines_of_band, memory_of_band, normalizes, rows_of_band, runs_of, tap_offsets
+from .rectangles import lines_of_band, memory_of_band, rows_of_band, runs_of, tap_offsets
 from .reference import Pair, Shape
 from .rows import fill_end
 from .sizes import NARROW, NR, SERIAL
@@ -141,7 +141,8 @@ def _pass(
                     for first in range(0, pixels, HEIGHTS[0]):
                         some, channel = min(HEIGHTS[0], pixels - first), 0
                         a_at, c_at = at + i * a_line + first * a_row, to + i * to_line + first * to_row
-                        fetch_rows(norms.x, c_at, some * channels)
+                        if to_row == channels:
+                            fetch_rows(norms.x, c_at, some * channels)
                         while channel < channels:
                             width = pair if channels - channel >= pair else min(channels - channel, lanes(out))
                             _tile(layer.inner, some, taps, table, a, a_offsets, a_at + channel, a_row, b, b_offsets,
@@ -165,15 +166,9 @@ def _task(
               band, out, norms)  # fmt: skip
 
 
-def scratch_size(
-    x_shape: Shape, out: Pair, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, backward: bool
-) -> int:
-    """Return the number of elements of convolve's scratch; out: (height, width) of y."""
-    size, options = x_shape[1:3], (w_shape, groups, stride, padding, dilation)
-    fixed, band = 4 * (w_shape[3] + NR) + (w_shape[0] * w_shape[1] + 1) * w_shape[2] * w_shape[3] + 2 * LINE, 0
-    if not backward and normalizes(size, out, *options):
-        band = threads() * memory_of_band(size, out, *options)
-    return int(fixed + band)
+def scratch_size(w_shape: Shape) -> int:
+    """Return the number of elements of convolve's scratch, without bands."""
+    return int(4 * (w_shape[3] + NR) + LINE + (w_shape[0] * w_shape[1] + 1) * w_shape[2] * w_shape[3])
 
 
 @apart_jit
@@ -209,7 +204,7 @@ def convolve(
 ) -> None:  # fmt: skip
     """Compute out = y from source = x or, if `backward`, out = dx from source = dy, as direct.py does.
 
-    norms.before may be used for y if `normalizes` (rectangles.py) says so.
+    norms.before may be used for y if `normalizes` (rectangles.py) says so, with scratch for bands (`memory_of_bands`).
     """
     row, zeros = whole_vectors(weight.shape[3], out), weight.shape[2] * weight.shape[3]
     end, rest = aligned(scratch)[: 4 * row + zeros], aligned(scratch)[4 * row + zeros :]

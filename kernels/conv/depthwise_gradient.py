@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import REGISTERS, apart_jit, helper, parallel_jit, prange, threads
+from minidl.engine.jit import REGISTERS, apart_jit, helper, parallel_jit, prange
 from minidl.engine.team import thread_count
 from minidl.kernels.matmul.blocks import LINE, aligned
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
@@ -23,7 +23,7 @@ from minidl.kernels.matmul.tile import lanes
 from .channels import channel_of_group, channel_width, columns_within
 from .geometry import Axis, Layer, axes_of, ceildiv, layer_of
 from .norms import normalize
-from .rectangles import lines_of_band, memory_of_band, normalizes, rows_of_band, runs_of, tap_offsets
+from .rectangles import lines_of_band, memory_of_band, rows_of_band, runs_of, tap_offsets
 from .reference import Pair, Shape
 from .sizes import MAX_COPY, NARROW, SERIAL
 from .weight_gradient import add_parts, splits_of
@@ -169,13 +169,9 @@ def _size_of_parts(pixels: int, w_shape: Shape) -> int:
     return splits * w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3] if splits > 1 else 0
 
 
-def scratch_size(
-    x_shape: Shape, out: Pair, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
-) -> int:
-    """Return the number of elements of backward_weight's scratch; out: (height, width) of y."""
-    layer = x_shape[1:3], out, w_shape, groups, stride, padding, dilation
-    bands = threads() * memory_of_band(*layer) if normalizes(*layer) else 0
-    return int(2 * LINE + _size_of_parts(x_shape[0] * out[0] * out[1], w_shape) + bands)
+def scratch_size(x_shape: Shape, out: Pair, w_shape: Shape) -> int:
+    """Return the number of elements of backward_weight's scratch, without bands; out: (height, width) of y."""
+    return int(LINE + _size_of_parts(x_shape[0] * out[0] * out[1], w_shape))
 
 
 @parallel_jit
@@ -198,7 +194,8 @@ def backward_weight(
 ) -> None:  # fmt: skip
     """Compute dweight = dL/dweight as weight_gradient.py does.
 
-    before: see Norms (norms.py); it may be used if `normalizes` (rectangles.py) says so.
+    before: see Norms (norms.py); it may be used if `normalizes` (rectangles.py) says so, with scratch for bands
+    (`memory_of_bands`).
     """
     pixels = dy.shape[0] * dy.shape[1] * dy.shape[2]
     tasks, each, memory = thread_count() if pixels * dweight.size > SERIAL else 1, 0, aligned(scratch)

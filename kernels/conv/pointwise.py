@@ -83,7 +83,7 @@ def _finish_rows(
 
 @parallel_jit
 def _finish(bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool, y: ndarray) -> None:
-    """Do the same for all pixels of y (pixels, O)."""
+    """Apply _finish_rows to all pixels of y (pixels, O)."""
     pixels = y.shape[0]
     for part in prange((pixels + ROWS - 1) // ROWS):
         first = np.int64(part) * ROWS  # a prange index is unsigned: Numba would compute unsigned + signed in float64
@@ -146,9 +146,7 @@ def adds_up(pixels: int, channels: int, outputs: int) -> bool:
 
 
 def scratch_size(pixels: int, channels: int, outputs: int) -> int:
-    """Return the number of elements of convolve's scratch; 0 if it is not used."""
-    if not adds_up(pixels, channels, outputs):
-        return 0
+    """Return the number of elements of convolve's scratch."""
     return int(LINE + ceildiv(outputs, LANES) * _panel_size(channels)
                + threads() * _memory_of_task(pixels, channels, outputs))  # fmt: skip
 

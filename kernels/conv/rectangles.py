@@ -16,7 +16,8 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, helper
+from minidl.engine.jit import apart_jit, helper, threads
+from minidl.kernels.matmul.blocks import LINE
 
 from .geometry import Axis, Layer, axes_of, ceildiv, layer_of
 from .reference import Pair, Shape
@@ -115,14 +116,22 @@ def memory_of_band(
     return max(MAX_COPY, min(v.source, lines) * h.source * layer.groups * layer.inner)
 
 
+def memory_of_bands(
+    size: Pair, out: Pair, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
+) -> int:
+    """Return how many numbers more of scratch the normalised bands of all threads need."""
+    return LINE + threads() * memory_of_band(size, out, w_shape, groups, stride, padding, dilation)
+
+
 def normalizes(
     size: Pair, out: Pair, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
 ) -> bool:
     """Return whether y and dweight can be computed from bands of x that are normalised one by one.
 
-    Neighbouring bands share lines, which are normalised twice: at most a third of all lines.
+    Neighbouring bands share lines, which are normalised twice: a third of all lines or fewer. (In y, a batch of few
+    images is cut into smaller bands, so that each thread has some.)
     """
-    if not is_narrow(w_shape, groups) or not computes_gradient(size, out, w_shape, groups, stride, padding, dilation):
+    if not computes_gradient(size, out, w_shape, groups, stride, padding, dilation):
         return False
     layer = layer_of(w_shape, False, groups, stride, padding, dilation)
     v, h = axes_of(layer, False, size, out, 0, 1)

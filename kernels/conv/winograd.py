@@ -136,6 +136,7 @@ def _convolve_group(
         for k in range(n * n):
             prefetch_part(pixels, following, k * panels, panels, False)
             prefetch_part(shortcut, added, k * panels, panels, False)
+            prefetch_part(norms.x, normed, k * panels, panels, False)
             u_at = weight_plane(form, k) * u_plane
             multiply_plane(count, channels, v, k * v_plane, v_row, u, u_at, begin, stop, m_row, patch)
         end_tiles(SHAPES)
@@ -145,6 +146,7 @@ def _convolve_group(
         if groups > 1:
             prefetch_part(pixels, following, k * panels, panels, False)
             prefetch_part(shortcut, added, k * panels, panels, False)
+            prefetch_part(norms.x, normed, k * panels, panels, False)
             _multiply_groups(count, channels, outputs, groups, kc, v, k * v_plane, v_row, u, u_at,
                              products, k * m_plane, m_row)  # fmt: skip
             continue

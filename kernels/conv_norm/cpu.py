@@ -1,4 +1,4 @@
-"""Convolutions beside batch norms: they add up what they write; Winograd's F(4x4,3x3) also normalises what it reads.
+"""Convolutions beside batch norms: they add up what they write. Some also normalise what they read.
 
 `normalizes` and `adds_up` say for which layers. README.md explains why this saves time, and what is shared with the
 kernels of conv and norm: a step with these kernels has the same bits as one without.
@@ -13,6 +13,7 @@ from numpy import ndarray
 
 from minidl.engine.jit import choice, helper, jit
 
+from ..conv import cpu as conv
 from ..conv import depthwise, depthwise_gradient, direct, pointwise, rectangles, winograd_gradient
 from ..conv import winograd as fast
 from ..conv.choice import F4X4_3X3, input_form, winograd_form
@@ -58,6 +59,50 @@ def normalizes(
         return groups == 1 and x_shape[3] % LANES == 0
     out, narrow = output_size(x_shape, w_shape, stride, padding, dilation), forward[0] == gradient[0] == "narrow"
     return narrow and rectangles.normalizes(x_shape[1:3], out, w_shape, groups, stride, padding, dilation)
+
+
+# -- sizes of memory --------------------------------------------------------------------------------------------------
+
+
+def forward_scratch(
+    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
+) -> int:
+    """Return the number of elements of forward's scratch."""
+    layer = x_shape, w_shape, groups, stride, padding, dilation, winograd
+    if algorithm_of_y(*layer)[0] == "product":
+        return pointwise.scratch_size(x_shape[0] * x_shape[1] * x_shape[2], x_shape[3], w_shape[3])
+    return conv.forward_scratch(*layer) + _bands(*layer)
+
+
+def backward_input_scratch(
+    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
+) -> int:
+    """Return the number of elements of backward_input's scratch."""
+    layer = x_shape, w_shape, groups, stride, padding, dilation, winograd
+    if algorithm_of_dx(*layer)[0] == "product":
+        return pointwise.scratch_size(x_shape[0] * x_shape[1] * x_shape[2], w_shape[3], x_shape[3])
+    return conv.backward_input_scratch(*layer)
+
+
+def backward_weight_scratch(
+    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
+) -> int:
+    """Return the number of elements of backward_weight's scratch."""
+    layer = x_shape, w_shape, groups, stride, padding, dilation, winograd
+    return conv.backward_weight_scratch(*layer) + _bands(*layer)
+
+
+def _bands(
+    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
+) -> int:
+    """Return how many numbers of scratch are for normalised bands."""
+    if algorithm_of_y(x_shape, w_shape, groups, stride, padding, dilation, winograd)[0] != "narrow":
+        return 0
+    layer = x_shape[1:3], output_size(x_shape, w_shape, stride, padding, dilation), w_shape, groups, stride, padding
+    return rectangles.memory_of_bands(*layer, dilation) if rectangles.normalizes(*layer, dilation) else 0
+
+
+# -- the arguments of convolutions ------------------------------------------------------------------------------------
 
 
 @helper

@@ -3,7 +3,8 @@
     x -> batch norm, relu -> convolution -> y -> next batch norm -> ...
 
 `forward` and `backward_weight` read the input of the batch norm before them, and normalise and rectify it themselves.
-`forward` and `backward_input` also compute `sums` (blocks, 2, C) over blocks of BLOCK_ROWS rows of what they write.
+`forward` and `backward_input` also compute `sums` (blocks, 2, C) over blocks of rows of what they write. All blocks
+have equally many rows, up to 128; only the last one may have fewer.
 `batch_norm` and `batch_norm_backward` need these sums: they do not have to read their input a first time.
 
 x, y, dx, dy are images (N, H, W, C), except in the batch norms, where they are rows (N * H * W, C). norm_weight and the
@@ -21,7 +22,11 @@ from ..norm import reference as norm
 
 __all__ = ["backward_input", "backward_weight", "batch_norm", "batch_norm_backward", "forward"]
 
-BLOCK_ROWS = 128  # as in norm/blocks.py
+
+def _blocks(rows: int, count: int) -> list[slice]:
+    """Return which of the rows are in each block."""
+    each = -(-rows // max(1, count))
+    return [slice(k * each, (k + 1) * each) for k in range(count)]
 
 
 def _normalized(x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray) -> ndarray:
@@ -43,8 +48,7 @@ def forward(
     conv.forward(z, weight, bias, scale, shift, shortcut, relu, groups, stride, padding, dilation, winograd, packed,
                  scratch, y)  # fmt: skip
     rows = y.reshape(-1, y.shape[3])
-    for k in range(len(sums)):
-        block = rows[k * BLOCK_ROWS : (k + 1) * BLOCK_ROWS]
+    for k, block in enumerate(rows[part] for part in _blocks(len(rows), len(sums))):
         sums[k] = block.sum(0), ((block - block.mean(0)) ** 2).sum(0)
 
 
@@ -65,8 +69,7 @@ def backward_input(
     distances = (norm_x - norm_mean).reshape(-1, dx.shape[3])
     rows = dx.reshape(distances.shape)
     passed = np.where(distances * (norm_rstd * norm_weight) + norm_bias > 0, rows, 0) if norm_relu else rows
-    for k in range(len(sums)):
-        block = slice(k * BLOCK_ROWS, (k + 1) * BLOCK_ROWS)
+    for k, block in enumerate(_blocks(len(rows), len(sums))):
         sums[k] = passed[block].sum(0), (passed[block] * distances[block]).sum(0)
 
 

@@ -31,7 +31,7 @@ from ..matmul.tile import lanes
 from ..reduce.rows import narrow, repeat, wide
 
 BLOCK_ROWS = 128
-LINE = 64  # bytes of a cache line
+LINE_BYTES = 64  # of a cache line
 AHEAD = 2  # wide rows: at the beginning of a row, the cache lines of the row that follows the next one are requested
 CHAINS = 8  # independent sums: an addition takes 4 cycles, and 2 begin in each cycle
 
@@ -151,7 +151,7 @@ def _sum_gradients(
 @helper
 def fetch_rows(x: ndarray, begin: int, count: int) -> None:
     """Prefetch x[begin : begin + count] of x (n,) into the second-level cache. The range may reach beyond x."""
-    for at in range(begin, min(begin + count, x.size), LINE // x.itemsize):
+    for at in range(begin, min(begin + count, x.size), LINE_BYTES // x.itemsize):
         prefetch(x, at)
 
 

@@ -141,8 +141,14 @@ def _empty(dtype: np.dtype[Any], *shape: int) -> Place:
 
 def _renamed(call: Call, kernel: str, *more: Mapping[str, Any], **replaced: Any) -> Call:
     """Return a call of a kernel of conv_norm with the arguments of `call`, of which some are replaced or added."""
-    function = getattr(Device("cpu").conv_norm, kernel)
+    kernels = Device("cpu").conv_norm
     every = dict(call.arguments)
     for some in (*more, replaced):
         every |= some
+    if "scratch" in every:
+        x: Place = every["x" if "x" in every else "dx"]
+        size = getattr(kernels, f"{kernel}_scratch")(x.like.shape, _weight(call), *_options(call))
+        scratch = np.empty(size, x.like.dtype)
+        every["scratch"] = Place(Memory(scratch), 0, scratch)
+    function = getattr(kernels, kernel)
     return Call(f"conv_norm.{kernel}", function, {name: every[name] for name in parameters(function) or ()})

@@ -35,8 +35,8 @@ from minidl.engine.jit import cached, threads
 from minidl.program.call import numba_type
 from minidl.resources import cores
 
-# Approximate compilation times in seconds (1 for all others). The slowest kernels begin first. Those with less than 1,
-# and those of dx (0), begin last: they share functions with the others, and load them from the cache.
+# Approximate compilation times in seconds (1 for all others). The slowest kernels begin first. Those with 0, and those
+# of dx, begin last: they share functions with the others, and load them from the cache.
 SECONDS = {"conv.winograd_forward": 13, "conv_norm.winograd_forward": 13, "conv.direct_forward": 10,
            "conv_norm.direct_forward": 10, "conv.direct_backward_weight": 7, "norm.batch_norm": 5, "matmul.nn": 5,
            "conv.narrow_forward": 4, "conv_norm.narrow_forward": 4, "conv.product_forward": 4,

@@ -6,30 +6,43 @@ from kernel_cases import Arguments, Arrays, Cases
 
 
 def cases(a: Arrays) -> Cases:
-    for image, outputs in (((2, 8, 8, 16), 32), ((8, 4, 4, 32), 16), ((1, 4, 32, 16), 16)):
+    for image, outputs, side, groups in (
+        ((2, 8, 8, 16), 32, 3, 1),
+        ((8, 4, 4, 32), 16, 3, 1),
+        ((1, 4, 32, 16), 16, 3, 1),
+        ((3, 8, 8, 16), 16, 3, 1),  # two blocks of 96 rows
+        ((2, 17, 15, 24), 24, 3, 24),  # depthwise
+        ((2, 9, 7, 5), 6, 3, 1),  # direct
+        ((3, 17, 13, 40), 33, 1, 1),  # a product
+    ):
         channels, rows = image[3], image[0] * image[1] * image[2]
-        x, y, weight = a.normal(*image), a.normal(*image[:3], outputs), a.normal(3, 3, channels, outputs)
-        options: Arguments = dict(groups=1, stride=(1, 1), padding=(1, 1), dilation=(1, 1), winograd=True)
+        x, y = a.normal(*image), a.normal(*image[:3], outputs)
+        weight, blocks = a.normal(side, side, channels // groups, outputs), -(-rows // 128)
+        padding = side // 2, side // 2
+        options: Arguments = dict(groups=groups, stride=(1, 1), padding=padding, dilation=(1, 1), winograd=True)
         geometry = x.shape, weight.shape, *options.values()
-        for normalizes, adds_up, more in ((0, 1, 0), (1, 0, 1), (1, 1, 1)):
+        can = groups > 1 or (side == 3 and channels % 16 == 0)  # normalise, as `normalizes` in cpu.py says
+        for normalizes, adds_up, more in ((0, 1, 0), (can, 0, 1), (can, 1, 1)):
             before = norm(a, channels * normalizes)
-            size = a.scratch_size("conv", "forward_scratch", *geometry)
+            size = a.scratch_size("conv_norm", "forward_scratch", *geometry)
             end = dict(bias=a.normal(outputs * more), scale=a.normal(0), shift=a.normal(0),
                        shortcut=a.normal(y.size * more), relu=False, packed=a.normal(0))  # fmt: skip
             yield "forward", dict(
                 x=x, **before, weight=weight, **end, **options, scratch=a.empty(size), y=a.empty(*y.shape),
-                sums=np.full((rows // 128 * adds_up, 2, outputs), 7.0),
+                sums=np.full((blocks * adds_up, 2, outputs), 7.0),
             )  # fmt: skip
-        scratch = dict(scratch=a.empty(a.scratch_size("conv", "backward_input_scratch", *geometry)))
+        scratch = dict(scratch=a.empty(a.scratch_size("conv_norm", "backward_input_scratch", *geometry)))
         for norm_relu, after in ((False, 0), (True, 0), (False, 1)):
             yield "backward_input", dict(
                 dy=y, weight=weight, shortcut=a.normal(x.size * after), norm_x=x, **norm(a, channels),
                 norm_relu=norm_relu, relu_y=np.maximum(a.normal(x.size * after), 0), **options, **scratch,
-                dx=a.empty(*x.shape), sums=np.full((rows // 128, 2, channels), 7.0),
+                dx=a.empty(*x.shape), sums=np.full((blocks, 2, channels), 7.0),
             )  # fmt: skip
-        size = a.scratch_size("conv", "backward_weight_scratch", *geometry)
+        if not can:
+            continue
+        size = a.scratch_size("conv_norm", "backward_weight_scratch", *geometry)
         yield "backward_weight", dict(
-            x=x, **norm(a, 0), dy=y, **options, scratch=a.empty(size), dweight=a.empty(*weight.shape)
+            x=x, **norm(a, channels), dy=y, **options, scratch=a.empty(size), dweight=a.empty(*weight.shape)
         )
     for rows, blocks in ((131, 2), (256, 2), (17, 1)):
         shape = rows, 16
