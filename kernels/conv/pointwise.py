@@ -54,11 +54,8 @@ def rows(x: ndarray) -> ndarray:
 
 
 @helper
-def _finish_rows(
-    first: int, last: int, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool, y: ndarray
-) -> None:  # fmt: skip
-    """Compute y (pixels, O) = (y + bias) * scale + shift + shortcut for the pixels [first, last), each step rounded;
-    then apply relu if `relu`.
+def _end(bias: ndarray, scale: ndarray, shift: ndarray, y: ndarray) -> ndarray:
+    """Return bias, scale and shift (3, O) for y (pixels, O).
 
     What is missing has size 0. Adding -0 changes no number, so a missing bias or shift is -0.
     """
@@ -68,6 +65,14 @@ def _finish_rows(
         end[0, o] = bias[o] if bias.size else -0.0
         end[1, o] = scale[o] if scale.size else 1.0
         end[2, o] = shift[o] if scale.size else -0.0
+    return end
+
+
+@helper
+def _finish_rows(first: int, last: int, end: ndarray, shortcut: ndarray, relu: bool, y: ndarray) -> None:
+    """Compute y (pixels, O) = (y + bias) * scale + shift + shortcut for the pixels [first, last), each step rounded;
+    then apply relu if `relu`. end: see _end; the shortcut may be of size 0."""
+    outputs = y.shape[1]
     for p in range(first, last):
         row = y[p]
         for o in range(outputs):
@@ -84,10 +89,10 @@ def _finish_rows(
 @parallel_jit
 def _finish(bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool, y: ndarray) -> None:
     """Apply _finish_rows to all pixels of y (pixels, O)."""
-    pixels = y.shape[0]
+    pixels, end = y.shape[0], _end(bias, scale, shift, y)
     for part in prange((pixels + ROWS - 1) // ROWS):
         first = np.int64(part) * ROWS  # a prange index is unsigned: Numba would compute unsigned + signed in float64
-        _finish_rows(first, min(pixels, first + ROWS), bias, scale, shift, shortcut, relu, y)
+        _finish_rows(first, min(pixels, first + ROWS), end, shortcut, relu, y)
 
 
 @helper
@@ -178,13 +183,13 @@ def _chunks(
     (pixels, depth), outputs = a.shape, y.shape[1]
     each, none, simple = _chunk(pixels, depth, outputs, tasks), scale[:0], scale.size + shortcut.size == 0
     chunks, b = ceildiv(pixels, each), Right(panels, _panel_size(depth), panel_width(out), 1, True)
-    since = min(pixels, task * chunks // tasks * each)
+    since, end = min(pixels, task * chunks // tasks * each), _end(bias, scale, shift, y)
     for number in range(task * chunks // tasks, (task + 1) * chunks // tasks):
         first, last = number * each, min(pixels, (number + 1) * each)
         left = Left(source.reshape(-1)[first * depth : last * depth], depth, 1)
         matmul.serial_product(left, b, depth, bias if simple else none, relu and simple, memory, y[first:last])
         if not simple:
-            _finish_rows(first, last, bias, scale, shift, shortcut, relu, y)
+            _finish_rows(first, last, end, shortcut, relu, y)
         since = add_up(out, since, last, norms)
 
 

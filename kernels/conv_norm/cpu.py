@@ -96,10 +96,11 @@ def _bands(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
     """Return how many numbers of scratch are for normalised bands."""
-    if algorithm_of_y(x_shape, w_shape, groups, stride, padding, dilation, winograd)[0] != "narrow":
+    layer = x_shape, w_shape, groups, stride, padding, dilation, winograd
+    if algorithm_of_y(*layer)[0] != "narrow" or not normalizes(*layer):
         return 0
-    layer = x_shape[1:3], output_size(x_shape, w_shape, stride, padding, dilation), w_shape, groups, stride, padding
-    return rectangles.memory_of_bands(*layer, dilation) if rectangles.normalizes(*layer, dilation) else 0
+    out = output_size(x_shape, w_shape, stride, padding, dilation)
+    return rectangles.memory_of_bands(x_shape[1:3], out, w_shape, groups, stride, padding, dilation)
 
 
 # -- the arguments of convolutions ------------------------------------------------------------------------------------
