@@ -116,6 +116,7 @@ def replay(kernel: Any, *arguments: Any, calls: int = 1) -> Callable[[], object]
     """Return a function that calls a kernel `calls` times, without Python in between, as a recorded step does."""
     from minidl.program import call
 
+    kernel = kernel.choose(*arguments) if hasattr(kernel, "choose") else kernel  # one of several (jit.choice)
     signature = tuple(call.numba_type(value) for value in arguments)
     words = [call.kernel_address(kernel, signature)]
     for value in arguments:

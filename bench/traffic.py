@@ -370,7 +370,7 @@ def _winograd_weight(
     v, du, d = (FLOAT * square * size for size in (tiles * channels, channels * outputs // apart, tiles * outputs))
     near = FLOAT * square * group * (channels + outputs)
     panels_of_d = FLOAT * square * apart * panels * NR * tiles  # a strip of V^T, of each group, reads this much of D
-    again, amx = _up(channels // apart, high) - 1, choice.gradient_on_amx(channels, outputs, apart, tiles)
+    again = _up(channels // apart, high) - 1
     products = [
         Stream(v * _up(outputs // apart, wide), v, near),
         Stream(d, d, near),
@@ -381,15 +381,8 @@ def _winograd_weight(
         products = _by_blocks(v, du, d, panels, _up(channels, winograd_large.DEEP))
         products.append(Stream(panels_of_d * again, 0, FLOAT * tiles * (wide + high)))
         return Work(float(square * tiles * channels * outputs), [*products, _halo(form, source)])
-    if amx:  # V and D are read once, and split
-        strips = PARTS * group * channels
-        products = [
-            Stream(v + d, v + d, near),
-            Stream(v * PARTS / FLOAT * panels, v * PARTS / FLOAT, strips),
-            Stream(d * PARTS / FLOAT * _up(channels, SIDE), d * PARTS / FLOAT, PARTS * group * SIDE),
-        ]
     return Work(float(square * tiles * channels * outputs // apart), [
         *products,
         Stream(du * (groups - parts), du * groups, near + du),
         _halo(form, source),
-    ], amx)  # fmt: skip
+    ])  # fmt: skip

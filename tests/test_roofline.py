@@ -48,7 +48,7 @@ def far(arguments: dict[str, object]) -> dict[str, float]:
 @pytest.fixture(autouse=True)
 def vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the model describe the kernels for vectors on each machine."""
-    for module, name in ((traffic, "uses_amx"), (traffic.choice, "on_amx"), (traffic.choice, "gradient_on_amx")):
+    for module, name in ((traffic, "uses_amx"), (traffic.choice, "on_amx")):
         monkeypatch.setattr(module, name, lambda *_: False)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kernel_cases.convolving import between_nan, compute, expected
 
-from minidl.engine.jit import HAS_AMX, set_threads, threads
+from minidl.engine.jit import set_threads, threads
 from minidl.kernels.conv import cpu
 from minidl.kernels.conv.reference import output_size
 from minidl.kernels.conv.sizes import LEAST_OUTPUTS
@@ -51,8 +51,8 @@ def test_any_form(layer: tuple[int, ...], dtype: type) -> None:
     weight = between_nan((k, k, channels, outputs), dtype, random)
     dy = between_nan((images, *output_size(x.shape, weight.shape, *options[1:4]), outputs), dtype, random)
     found = names(x, weight, dy, options)
-    assert HAS_AMX or found[0] == found[2] == "large"
-    assert HAS_AMX or found[1] == ("large" if channels % LANES == 0 and channels >= LEAST_OUTPUTS else "winograd")
+    assert found[0] == found[2] == "large"
+    assert found[1] == ("large" if channels % LANES == 0 and channels >= LEAST_OUTPUTS else "winograd")
     exact = expected(x, weight, dy, options)
     for one, other in zip(compute(x, weight, dy, options), exact):
         np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE[dtype] * np.abs(other).max())

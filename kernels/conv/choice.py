@@ -79,7 +79,7 @@ SPACED_3X3, SPACED_4X4 = 9, 10  # 8 x 8 pixels of dx in such a layer
 FREQUENT = F4X4_3X3, F2X2_3X3, F4X4_5X5  # in well-known networks
 FEWEST, FEWEST_5X5, FEWEST_SMALL, FEWEST_STRIDED, FEWEST_WITH_GROUPS = 8, 6, 16, 24, 16  # channels
 FEWEST_PAIRS, FEWEST_IN_GROUP = 96, 4  # pairs of an input and an output channel; channels in a group
-AMX_CHANNELS, AMX_GRADIENT_CHANNELS, AMX_TILES = 32, 128, 64  # with fewer, vectors are as fast as AMX
+AMX_CHANNELS, AMX_TILES, AMX_PAIRS = 32, 64, 2**14  # y and dx; elsewhere vectors are as fast as AMX
 # With MANY_PAIRS pairs of channels or more, dx and dweight are direct if all images together have fewer pixels than
 # FEW_PIXELS (with stride 2: STRIDED). OTHERS: layers that winograd_large.py does not compute.
 MANY_PAIRS = 2**17
@@ -184,10 +184,5 @@ def winograd_form(
 @helper
 def on_amx(channels: int, outputs: int, groups: int, tiles: int) -> bool:
     """Return whether Winograd's products for y and dx of float32 numbers are computed on AMX (winograd_amx.py)."""
-    return HAS_AMX and groups == 1 and min(channels, outputs) >= AMX_CHANNELS and tiles >= AMX_TILES
-
-
-@helper
-def gradient_on_amx(channels: int, outputs: int, groups: int, tiles: int) -> bool:
-    """Return whether Winograd's products for dweight of float32 numbers are computed on AMX."""
-    return HAS_AMX and groups == 1 and min(channels, outputs) >= AMX_GRADIENT_CHANNELS and tiles >= AMX_TILES
+    some = AMX_CHANNELS <= min(channels, outputs) and channels * outputs <= AMX_PAIRS  # more: U waits for L3
+    return HAS_AMX and groups == 1 and some and tiles >= AMX_TILES

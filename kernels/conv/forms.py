@@ -19,7 +19,6 @@ from .choice import (
     SPACED_4X4,
     STRIDE2_3X3,
     STRIDE2_4X4,
-    on_amx,
 )
 from .reference import Pair
 from .sizes import KC_EIGHT, KC_LARGE, LARGE_U, LEAST_OUTPUTS, MOST_IN_ONE_GO, U_PER_TILE
@@ -121,7 +120,7 @@ def uses_blocks(form: int, channels: int, outputs: int, groups: int, tiles: int)
     """Return whether winograd_large.py computes y, dx or dweight: all tiles are few beside the size of U."""
     few = 0 < tiles <= weight_planes(form) * channels * outputs // U_PER_TILE
     whole = outputs >= LEAST_OUTPUTS and outputs % LANES == 0
-    return few and whole and is_large(form, channels, outputs, groups) and not on_amx(channels, outputs, groups, tiles)
+    return few and whole and is_large(form, channels, outputs, groups)
 
 
 @helper

@@ -1,7 +1,8 @@
 """Winograd's matrix products on AMX (kernels/matmul/amx.py): planes as strips and panels of bfloat16 parts.
 
 U is split into parts once, when it is computed. A plane of V is split right before it is multiplied. It is then in the
-nearest caches, and so are its parts. The products are those of winograd.py and winograd_gradient.py, in another order.
+nearest caches, and so are its parts. The products are those of winograd.py, in another order.
+The weight gradient (winograd_gradient.py) uses vectors: with AMX, it would have to transpose V.
 """
 
 from __future__ import annotations
@@ -11,24 +12,17 @@ from numpy import ndarray
 from minidl.engine.jit import apart_jit, helper
 from minidl.kernels.matmul.amx import (
     BLOCK,
-    SHAPES,
     SIDE,
-    SQUARE,
-    begin_tiles,
     count_of,
-    end_tiles,
-    multiply,
     multiply_streaming,
     parts_size,
     split_panels,
     split_strip,
-    split_transposed,
 )
-from minidl.kernels.matmul.blocks import LANES
 from minidl.kernels.matmul.tile import lanes
 
 from .forms import weight_planes
-from .planes import plane_of, round_up, row_of, weight_to_planes
+from .planes import plane_of, round_up, weight_to_planes
 
 
 @helper
@@ -68,29 +62,3 @@ def multiply_plane(
         for t in range(0, count, SIDE):
             multiply_streaming(count - t, stop - o, count_of(channels), False, strips, t // SIDE * size,
                                u, u_at + o // SIDE * size, v, v_at + t * m_row + o, m_row)  # fmt: skip
-
-
-@apart_jit
-def add_gradient_planes(
-    begin: int, end: int, channels: int, outputs: int, count: int, accumulate: bool, v: ndarray, v_plane: int,
-    d: ndarray, d_plane: int, du: ndarray, du_plane: int, memory: ndarray,
-) -> None:  # fmt: skip
-    """Compute dU[k] = V[k]^T @ D[k] for begin <= k < end, sums over `count` tiles, or add them to dU[k].
-
-    V and D consist of blocks of 32 channels (`block` in to_planes). Up to 31 rows after those of dU[k] get any values.
-    memory: a square, the parts of V[k], and the parts of a block of D[k]
-    """
-    size, tiles = parts_size(1, count), (v_plane - LANES) // round_up(channels, SIDE)
-    square, strips, panel = memory[:SQUARE], memory[SQUARE:], memory[SQUARE + parts_size(channels, count) :]
-    row = row_of(outputs)
-    begin_tiles(SHAPES)
-    for k in range(begin, end):
-        for c in range(0, channels, SIDE):
-            split_transposed(v, k * v_plane + c * tiles, SIDE, min(SIDE, channels - c), count, square, strips,
-                             c // SIDE * size)  # fmt: skip
-        for o in range(0, outputs, SIDE):
-            split_panels(d, k * d_plane + o * tiles, SIDE, min(SIDE, outputs - o), count, panel, 0)
-            for c in range(0, channels, SIDE):
-                multiply(channels - c, outputs - o, count_of(count), accumulate, strips, c // SIDE * size, panel, 0,
-                         du, k * du_plane + c * row + o, row)  # fmt: skip
-    end_tiles(SHAPES)

@@ -12,20 +12,18 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import HAS_AMX, apart_jit, helper, parallel_jit, prange, threads
-from minidl.kernels.matmul.amx import SIDE, SQUARE, parts_size
+from minidl.engine.jit import apart_jit, helper, parallel_jit, prange, threads
 from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
 from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
 
-from .choice import Tiles, count_of, gradient_on_amx, tiles_of
+from .choice import Tiles, count_of, tiles_of
 from .forms import has_eight_points, stride_of, tile_of
 from .planes import Range, pixels_of, plane_of, prefetch_part, round_up, row_of, to_planes, weight_from_planes
 from .reference import Pair, output_size
 from .sizes import TILES_EIGHT
 from .tall import TALL_MR, tall_tile_side_by_side
 from .winograd import Shape, zeros_of
-from .winograd_amx import add_gradient_planes
 
 
 @helper
@@ -52,7 +50,7 @@ def gradient_sizes(
     A small dU is computed as several partial sums, each over a range of tiles. They are added in order. For a large dU
     or few tiles there is only one partial sum. In this case, the threads divide the tiles of a group among themselves
     and transform them, then divide the planes among themselves and multiply. The number of partial sums does not depend
-    on the number of threads. On AMX dU is always large.
+    on the number of threads.
     """
     n, inner, tiles = tile_of(form)[2], channels // groups, max(1, tiles)
     many = n >= 9  # planes: V and D of a tile need more memory
@@ -61,13 +59,10 @@ def gradient_sizes(
         group, parts = min(tiles, 128 if many else 256), 1
     each = (tiles + parts - 1) // parts  # groups of about equal size, without a small one at the end
     group = (each + (each + group - 1) // group - 1) // ((each + group - 1) // group)
-    amx = gradient_on_amx(channels, outputs, groups, tiles)
-    du_plane = plane_of(round_up(inner, SIDE) if amx else inner, row_of(outputs))
+    du_plane = plane_of(inner, row_of(outputs))
     v_plane = plane_of(group, round_up(channels, _block(channels, groups)))
     d_plane = plane_of(group, round_up(outputs, _block(outputs, groups)))
     patch = n * n * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
-    if amx:
-        patch = max(patch, SQUARE + parts_size(channels, group) + parts_size(1, group))
     return parts, group, du_plane, v_plane, d_plane, patch
 
 
@@ -195,7 +190,6 @@ def backward_weight(
         dweight[:] = 0
         return
     parts, group, du_plane, v_plane, d_plane, each = gradient_sizes(form, channels, outputs, groups, total, dilation)
-    amx = gradient_on_amx(channels, outputs, groups, total) and lanes(x) == LANES
     part, pair = n * n * du_plane, n * n * (v_plane + d_plane)
     memory = aligned(scratch)
     du, shared = memory[: parts * part], memory[parts * part :]  # shared: V and D for all tasks if parts == 1
@@ -227,14 +221,10 @@ def backward_weight(
                                 own[t * each : (t + 1) * each], before)  # fmt: skip
             else:
                 begin, stop, d = t * n * n // tasks, (t + 1) * n * n // tasks, shared[n * n * v_plane :]
-                if HAS_AMX and amx:
-                    add_gradient_planes(begin, stop, channels, outputs, count, first > 0, shared, v_plane, d, d_plane,
-                                        du, du_plane, own[t * each : (t + 1) * each])  # fmt: skip
-                else:
-                    nothing = 0, 0, 0  # to prefetch: it is not known which thread will read the next tiles
-                    kc = TILES_EIGHT if has_eight_points(form) else count
-                    _gradient_products(begin, stop, n * n, x, dy, groups, nothing, nothing, count, kc, first > 0,
-                                       shared, v_plane, d, d_plane, du, du_plane)  # fmt: skip
+                nothing = 0, 0, 0  # to prefetch: it is not known which thread will read the next tiles
+                kc = TILES_EIGHT if has_eight_points(form) else count
+                _gradient_products(begin, stop, n * n, x, dy, groups, nothing, nothing, count, kc, first > 0,
+                                   shared, v_plane, d, d_plane, du, du_plane)  # fmt: skip
 
 
 def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:

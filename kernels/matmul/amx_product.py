@@ -46,7 +46,7 @@ from .blocks import LINE, MC_KC, aligned
 from .operands import Left, Right
 from .pack import pack_columns
 
-LEAST, LEAST_LONGER, LEAST_DEPTH = 64, 128, 32  # measured: for smaller products vectors are faster
+LEAST = 128  # rows, columns and depth; measured: for smaller products vectors are faster
 DEPTH = 128  # products of a piece of a panel; half as many for few rows: this panel and the next one stay in L1
 FEW_ROWS = 256
 WIDE = 1024  # a thread computes at most this many columns at a time: more would need more memory for sums
@@ -56,8 +56,7 @@ SPARE = DEPTH * SIDE + 2 * SIDE  # memory for a piece of a panel, transposed by 
 @helper
 def uses_amx(rows: int, columns: int, depth: int) -> bool:
     """Return whether a float32 product of this shape is computed here."""
-    large = min(rows, columns) >= LEAST and max(rows, columns) >= LEAST_LONGER
-    return HAS_AMX and large and depth >= LEAST_DEPTH
+    return HAS_AMX and min(rows, columns, depth) >= LEAST
 
 
 @helper
