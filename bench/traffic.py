@@ -29,7 +29,7 @@ from minidl.kernels.conv.line import HEIGHTS
 from minidl.kernels.conv.reference import output_size
 from minidl.kernels.conv.short import MOST_PRODUCTS
 from minidl.kernels.matmul.amx import SIDE
-from minidl.kernels.matmul.amx_product import WIDE, block_of_strips, depth_of_piece, depth_of_strips, uses_amx
+from minidl.kernels.matmul.amx_product import DEPTH, WIDE, block_of_strips, depth_of_strips, uses_amx
 from minidl.kernels.matmul.blocks import HEIGHTS_OF_TWO, LANES, MR, NR, PANELS, PRODUCT_MR, block_depth, block_rows
 from minidl.kernels.matmul.cpu import B_IN_PLACE_STRIPS, PACK_A_PANELS
 from minidl.kernels.matmul.tile import panels_of
@@ -193,14 +193,13 @@ def product_on_amx(rows: int, columns: int, depth: int, threads: int, packed: bo
     """Return what kernels/matmul/amx_product.py moves: numbers of PARTS bytes, in strips and panels of SIDE."""
     mine = (rows, _up(columns, threads)) if columns >= rows else (_up(rows, threads), columns)
     block, whole = SIDE * block_of_strips(rows, columns, depth), depth_of_strips(rows, depth)
-    piece = depth_of_piece(rows, packed)
-    strips, panels, blocks, again = _up(rows, SIDE), _up(columns, SIDE), _up(mine[0], block), _up(depth, piece) - 1
+    strips, panels, blocks, again = _up(rows, SIDE), _up(columns, SIDE), _up(mine[0], block), _up(depth, DEPTH) - 1
     a, b, out = PARTS * rows * depth, PARTS * columns * depth, FLOAT * rows * columns
     copies = threads if columns >= rows else 1  # threads that split all of a
     bands = _up(mine[1], WIDE)  # how often they split it
     return [
         Stream(a * panels, a * copies * bands, PARTS * whole * block),
-        Stream(b * strips, 0 if packed else b * blocks, 2 * PARTS * piece * SIDE),
+        Stream(b * strips, 0 if packed else b * blocks, 2 * PARTS * DEPTH * SIDE),
         Stream(out * again, out * again, FLOAT * block * min(mine[1], WIDE)),
     ]
 

@@ -134,11 +134,10 @@ def test_bits_depend_neither_on_threads_nor_on_caches(shape: tuple[int, int, int
     assert small.stdout.strip() == hashlib.sha256(found[0].tobytes()).hexdigest()
 
 
-@pytest.mark.parametrize(("rows", "depth"), [(290, 128), (150, 128), (150, 200)])
-def test_a_bias_is_added(rows: int, depth: int) -> None:
-    """Sums of one piece; of one with packed weights; of several."""
+@pytest.mark.parametrize("depth", [128, 200])  # sums of one piece; of several
+def test_a_bias_is_added(depth: int) -> None:
     random = np.random.default_rng(6)
-    a, b, bias = (random.standard_normal(size).astype(np.float32) for size in ((rows, depth), (depth, 145), (145,)))
+    a, b, bias = (random.standard_normal(size).astype(np.float32) for size in ((150, depth), (depth, 145), (145,)))
     plain = products(a, b)[0]
     for out in products(a, b, bias):
         assert (out == plain + bias).all()

@@ -57,11 +57,11 @@ def test_a_product_on_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     given = arrays(a=(128, 512), b=(512, 512), bias=(512,), packed=(0,), scratch=(99,), out=(128, 512))
     work = traffic.work("matmul.nn", given, far(given), 1)
     assert work.multiply_adds == 128 * 512 * 512 and work.on_amx
-    # 4 strips x 16 panels, 6 bytes for each number; eight pieces of 64 products
+    # 4 strips x 16 panels, 6 bytes for each number; four pieces of 128 products
     strips, panels, out = 16 * 128 * 512 * 6, 4 * 512 * 512 * 6, 128 * 512 * 4
-    assert work.beyond(16 * KIB)[0] - work.beyond(1 << 30)[0] == strips + panels + 7 * out
-    assert work.beyond(32 * KIB)[0] - work.beyond(1 << 30)[0] == strips + 7 * out  # panel and strip, 24 KiB, fit
-    assert work.beyond(16 * KIB)[1] - work.beyond(1 << 30)[1] == (128 * 512 + 512 * 512) * 6 + 7 * out
+    assert work.beyond(32 * KIB)[0] - work.beyond(1 << 30)[0] == strips + panels + 3 * out
+    assert work.beyond(64 * KIB)[0] - work.beyond(1 << 30)[0] == strips + 3 * out  # panel and strip, 48 KiB, fit
+    assert work.beyond(32 * KIB)[1] - work.beyond(1 << 30)[1] == (128 * 512 + 512 * 512) * 6 + 3 * out
     one = rates(1)
     assert roofline.seconds_of(work, one)[roofline.TILES] == 128 * 512 * 512 / one.tiles
     assert roofline.seconds_of(work, one._replace(tiles=0.0))[roofline.ARITHMETIC] == 128 * 512 * 512 / one.fma

@@ -6,11 +6,11 @@ The loops are those of BLIS (blocks.py):
 
     for up to 1024 columns
         for a block of strips                          that, with its sums, stays in L2; or all, if the strips alone do
-            for a piece of 64 or 128 products
+            for a piece of 128 products
                 split the strips                       6 bytes per product; all with the first piece, if L2 has room
                 for each panel
                     for each strip: multiply           a tile of 32 x 32 sums, which continues from earlier ones
-                    during the first strip:            split the next panel, 12 or 24 KB: the vector units are free then
+                    during the first strip:            split the next panel, 24 KB: the vector units are free then
 
 If there are several pieces, the sums stay in memory of their own until the last one. In `out` the rows of a tile may be
 2 KB apart: then they share few sets of L1, and each piece would load them from L2 and store them there.
@@ -47,8 +47,7 @@ from .operands import Left, Right
 from .pack import pack_columns
 
 LEAST = 128  # rows, columns and depth; measured: for smaller products vectors are faster
-DEPTH = 128  # products of a piece of a panel; half as many for few rows: this panel and the next one stay in L1
-FEW_ROWS = 256
+DEPTH = 128  # products of a piece of a panel, which stays in L1
 WIDE = 1024  # a thread computes at most this many columns at a time: more would need more memory for sums
 SPARE = DEPTH * SIDE + 2 * SIDE  # memory for a piece of a panel, transposed by pack_columns
 
@@ -57,12 +56,6 @@ SPARE = DEPTH * SIDE + 2 * SIDE  # memory for a piece of a panel, transposed by 
 def uses_amx(rows: int, columns: int, depth: int) -> bool:
     """Return whether a float32 product of this shape is computed here."""
     return HAS_AMX and min(rows, columns, depth) >= LEAST
-
-
-@helper
-def depth_of_piece(rows: int, packed: bool) -> int:
-    """Return how many products are in a piece."""
-    return DEPTH // 2 if rows <= FEW_ROWS and not packed else DEPTH
 
 
 @helper
@@ -87,12 +80,8 @@ def tiles_of_strip(columns: int) -> int:
 
 @helper
 def memory_of_sums(rows: int, columns: int, depth: int) -> int:
-    """Return the size of a thread's memory for sums: a block of strips, or one tile if there is only one piece.
-
-    The pieces of packed panels may be deeper. Then one tile would be enough, but there are more.
-    """
-    one = depth <= depth_of_piece(rows, False)
-    return SIDE * SIDE * (1 if one else block_of_strips(rows, columns, depth) * tiles_of_strip(columns))
+    """Return the size of a thread's memory for sums: a block of strips, or one tile if there is only one piece."""
+    return SIDE * SIDE * (1 if depth <= DEPTH else block_of_strips(rows, columns, depth) * tiles_of_strip(columns))
 
 
 @helper
@@ -170,8 +159,7 @@ def _share(
 ) -> None:  # fmt: skip
     """Compute out[top:bottom, left:right], at most WIDE columns; top and left are multiples of 32."""
     columns, vector, numbers = out.shape[1], out.reshape(out.size), b.numbers
-    piece = depth_of_piece(out.shape[0], packed.size > 0)
-    here, there = SPARE, SPARE + piece // SIDE * BLOCK  # the panel, and the next one, in `own`
+    here, there = SPARE, SPARE + DEPTH // SIDE * BLOCK  # the panel, and the next one, in `own`
     sums = SPARE + 2 * DEPTH // SIDE * BLOCK
     strips = sums + memory_of_sums(out.shape[0], columns, depth)
     spare = own[:SPARE]
@@ -182,8 +170,8 @@ def _share(
     begin_tiles(SHAPES)
     for first in range(top, bottom, block):
         last = min(first + block, bottom)
-        for k in range(0, depth, piece):
-            deep = min(piece, depth - k)
+        for k in range(0, depth, DEPTH):
+            deep = min(DEPTH, depth - k)
             blocks, begins, ends = count_of(deep), k == 0, k + deep == depth
             if k % whole == 0:
                 long = min(whole, depth - k)
@@ -198,7 +186,7 @@ def _share(
                     continue
                 if not ready:
                     _split_b(b, column, wide, k, deep, spare, own[here:])
-                next_k, next_column = (k, column + SIDE) if column + SIDE < right else (k + piece, left)
+                next_k, next_column = (k, column + SIDE) if column + SIDE < right else (k + DEPTH, left)
                 ready = deep % SIDE == 0 and next_k + deep <= depth and next_column + SIDE <= right
                 ready = ready and wide == SIDE and last - first >= SIDE
                 at = next_k * b.step + next_column * b.column
