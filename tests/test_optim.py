@@ -105,6 +105,27 @@ def test_rule(name: str, decay: float) -> None:
             np.testing.assert_allclose(value, expected[key], rtol=1e-12, atol=1e-13, err_msg=f"{key}, step {step}")
 
 
+@pytest.mark.parametrize("name", ["momentum", "nesterov", "adamw", "lars"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_state_below_the_smallest_normal_number_becomes_zero(name: str, dtype: str) -> None:
+    """Otherwise the velocity behind a dead ReLU slows each later step down. NaN stays."""
+    make, options, _, _ = CASES[name]
+    model = Bag(dtype)
+    optimizer = make(model, lr=0.05, **options)
+    run(optimizer, model, range(1))
+    smallest = np.finfo(dtype).tiny
+    for state in optimizer.state.values():
+        state[:] = smallest * 1.0001
+        state[:4] = smallest * 2, np.nan, -smallest, 0
+        if name == "adamw":
+            state[2] = 0
+    optimizer.zero_grad()
+    optimizer.step()
+    for state in optimizer.state.values():
+        numbers = state[optimizer.starts[0] : optimizer.stops[0]]
+        assert numbers[0] > smallest and np.isnan(numbers[1]) and not numbers[2:].any()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_groups_have_separate_rates_and_decays(name: str) -> None:
     """One group has its own lr and no weight decay. The optimizer's lr changes every step and scales both groups."""

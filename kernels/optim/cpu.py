@@ -4,6 +4,11 @@ A segment is a range with one learning rate (reference.py). A model may have one
 the vector of all parameters is divided into chunks regardless of segments. Chunks begin on cache lines, so no two
 threads write to the same line. Each chunk is updated segment by segment. Factors are computed in float64 and converted
 to the type of the arrays before each loop. A small vector is updated by one thread.
+
+The velocity of a parameter whose gradient stays 0, as behind a ReLU that is never active, shrinks by a factor of 0.9 in
+each step. After 800 steps it is below the smallest normal number, 1e-38, and an Intel CPU needs about 150 cycles to
+multiply such a number. Since 0.9 times the smallest of them all is rounded to itself, this would never end: 2.5% of
+such velocities made a step of SGD four times as long. So `_normal` replaces them by 0.
 """
 
 from __future__ import annotations
@@ -37,6 +42,12 @@ def _decay(lr: float, weight_decay: float, decoupled: bool) -> tuple[float, floa
 
 
 @helper
+def _normal(x: float, smallest: float) -> float:
+    """Return x, or 0 if it is below the smallest normal number."""
+    return smallest - smallest if abs(x) < smallest else x
+
+
+@helper
 def _sgd(
     theta: ndarray, grad: ndarray, velocity: ndarray, lr: float, weight_decay: float,
     momentum: float, nesterov: bool, decoupled: bool, scale: float,
@@ -44,9 +55,10 @@ def _sgd(
     number = theta.dtype.type
     shrink, pull = _decay(lr, weight_decay, decoupled)
     shrink_, pull_, lr_, momentum_, scale_ = number(shrink), number(pull), number(lr), number(momentum), number(scale)
+    smallest = np.finfo(theta.dtype).tiny
     for i in range(theta.size):
         g = scale_ * grad[i] + pull_ * theta[i]
-        v = momentum_ * velocity[i] + g
+        v = _normal(momentum_ * velocity[i] + g, smallest)
         velocity[i] = v
         direction = g + momentum_ * v if nesterov else v
         theta[i] = shrink_ * theta[i] - lr_ * direction
@@ -75,10 +87,11 @@ def _adam(
     # The rate includes the bias correction of `first`; the correction of `second` is applied after the square root.
     rate = number(lr / (1 - beta1**step))
     correction = number(1 / math.sqrt(1 - beta2**step))
+    smallest = np.finfo(theta.dtype).tiny
     for i in range(theta.size):
         g = scale_ * grad[i] + pull_ * theta[i]
-        m = keep1 * first[i] + add1 * g
-        v = keep2 * second[i] + add2 * g * g
+        m = _normal(keep1 * first[i] + add1 * g, smallest)
+        v = _normal(keep2 * second[i] + add2 * g * g, smallest)
         first[i] = m
         second[i] = v
         theta[i] = shrink_ * theta[i] - rate * m / (math.sqrt(v) * correction + eps_)
@@ -162,9 +175,10 @@ def _lars(
 ) -> None:
     number = theta.dtype.type
     rate_, pull_, momentum_, scale_ = number(rate), number(weight_decay), number(momentum), number(scale)
+    smallest = np.finfo(theta.dtype).tiny
     for i in range(theta.size):
         g = scale_ * grad[i] + pull_ * theta[i]
-        v = momentum_ * velocity[i] + rate_ * g
+        v = _normal(momentum_ * velocity[i] + rate_ * g, smallest)
         velocity[i] = v
         theta[i] -= v
 

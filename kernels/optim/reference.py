@@ -2,7 +2,8 @@
 
 theta (the parameters), grad and the state (velocity, first, second) are flat vectors (n,) of equal layout. Segment s is
 the range [starts[s], stops[s]): one or several parameter tensors with the learning rate lr[s] and the weight decay
-weight_decay[s]. Elements outside all segments do not change. g is scale * grad; `scale` is for clipping.
+weight_decay[s]. Elements outside all segments do not change. g is scale * grad; `scale` is for clipping. A fast kernel
+may replace state below the smallest normal number by 0.
 """
 
 from __future__ import annotations
