@@ -96,6 +96,7 @@ def build_pytorch(net: str, size: int, predict: bool, options: dict[str, Any]) -
     from bench.pytorch_twins import TWINS
 
     torch.set_num_threads(options["threads"])
+    torch.set_flush_denormal(True)  # otherwise velocities behind dead ReLUs make its optimizer slow (kernels/optim)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     torch._dynamo.reset()
