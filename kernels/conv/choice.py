@@ -79,7 +79,8 @@ SPACED_3X3, SPACED_4X4 = 9, 10  # 8 x 8 pixels of dx in such a layer
 FREQUENT = F4X4_3X3, F2X2_3X3, F4X4_5X5  # in well-known networks
 FEWEST, FEWEST_5X5, FEWEST_SMALL, FEWEST_STRIDED, FEWEST_WITH_GROUPS = 8, 6, 16, 24, 16  # channels
 FEWEST_PAIRS, FEWEST_IN_GROUP = 96, 4  # pairs of an input and an output channel; channels in a group
-AMX_CHANNELS, AMX_TILES, AMX_PAIRS = 32, 64, 2**14  # y and dx; elsewhere vectors are as fast as AMX
+AMX_CHANNELS, AMX_TILES = 32, 64  # at least, for y and dx on AMX; elsewhere vectors are as fast
+AMX_LEAST_PAIRS, AMX_MOST_PAIRS = 2**11, 2**14  # with more pairs of channels, U waits for the third-level cache
 # With MANY_PAIRS pairs of channels or more, dx and dweight are direct if all images together have fewer pixels than
 # FEW_PIXELS (with stride 2: STRIDED). OTHERS: layers that winograd_large.py does not compute.
 MANY_PAIRS = 2**17
@@ -184,5 +185,5 @@ def winograd_form(
 @helper
 def on_amx(channels: int, outputs: int, groups: int, tiles: int) -> bool:
     """Return whether Winograd's products for y and dx of float32 numbers are computed on AMX (winograd_amx.py)."""
-    some = AMX_CHANNELS <= min(channels, outputs) and channels * outputs <= AMX_PAIRS  # more: U waits for L3
+    some = AMX_LEAST_PAIRS <= channels * outputs <= AMX_MOST_PAIRS and min(channels, outputs) >= AMX_CHANNELS
     return HAS_AMX and groups == 1 and some and tiles >= AMX_TILES
