@@ -66,6 +66,17 @@ def test_a_kernel_without_python_in_between() -> None:
     assert (theta == 3).all()
 
 
+def test_one_of_several_kernels_without_python_in_between() -> None:
+    conv, random, none = Device("cpu").conv, np.random.default_rng(0), np.empty(0, np.float32)
+    x, weight = random.standard_normal((2, 5, 5, 3), np.float32), random.standard_normal((3, 3, 3, 8), np.float32)
+    options, found = (1, (1, 1), (1, 1), (1, 1), True), np.zeros((2, 2, 5, 5, 8), np.float32)
+    scratch = np.empty(conv.forward_scratch(x.shape, weight.shape, *options), np.float32)
+    arguments = x, weight, *[none] * 4, False, *options, none, scratch
+    conv.forward(*arguments, found[0])
+    measure.replay(conv.forward, *arguments, found[1])()
+    assert found[0].any() and (found[0] == found[1]).all()
+
+
 @pytest.mark.parametrize("names", [
     ["mlp-b8", "mlp-b8-predict"],
     pytest.param(["mlp-b8-avx2"], marks=pytest.mark.slow),  # compiles all kernels for AVX2
