@@ -13,6 +13,7 @@ from minidl.kernels.elementwise import cpu as elementwise
 from minidl.kernels.elementwise.ladder import past_the_caches
 from minidl.kernels.elementwise.stream import CACHE, CHUNK, IN_CACHE, SERIAL, STRIP
 from minidl.kernels.mix import cpu as mix
+from minidl.kernels.optim import cpu as optim
 
 LONG = IN_CACHE * CHUNK  # up to this number of elements, there is no prefetch
 SIZES = [1, STRIP - 1, SERIAL, SERIAL + 1, LONG, LONG + 1, LONG + STRIP, LONG + 5 * STRIP + 3, 2 * LONG - 1]
@@ -71,3 +72,11 @@ def test_dropout_draws_the_same_numbers_in_all_chunks() -> None:
     tail = np.empty(x.size - LONG + 9, np.float32)
     dropout.dropout(x[LONG - 9 :], 0.3, 5, 7 + LONG - 9, tail)
     np.testing.assert_array_equal(memory[LONG - 9 : x.size], tail)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 63, 64, 65])
+def test_an_update_has_each_chunk_once(chunks: int) -> None:
+    """The first half of the parts are the even chunks of a vector that may stay in the caches."""
+    found = [optim._number(k, chunks) for k in range(chunks)]
+    assert sorted(found) == list(range(chunks))
+    assert chunks > IN_CACHE or all(number % 2 == 0 for number in found[: (chunks + 1) // 2])

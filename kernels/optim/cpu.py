@@ -3,7 +3,11 @@
 A segment is a range with one learning rate (reference.py). A model may have one large segment and many small ones, so
 the vector of all parameters is divided into chunks regardless of segments. Chunks begin on cache lines, so no two
 threads write to the same line. Each chunk is updated segment by segment. Factors are computed in float64 and converted
-to the type of the arrays before each loop. A small vector is updated by one thread.
+to the type of the arrays before each loop. A very small vector is updated by one thread.
+
+If the vectors may stay in the caches, two threads take alternate chunks. So each has half of every large layer in its
+caches. If one thread updated all of a layer, the other would wait for it in the next step (MLP, batch 8 and 32, Intel
+Xeon: steps were 8 and 5% longer).
 
 The velocity of a parameter whose gradient stays 0, as behind a ReLU that is never active, shrinks by a factor of 0.9 in
 each step. After 800 steps it is below the smallest normal number, 1e-38, and an Intel CPU needs about 150 cycles to
@@ -18,14 +22,34 @@ import math
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import Part, apart_jit, helper, parallel_jit, prange
+from minidl.engine.jit import Part, apart_jit, helper, in_parts, parallel_jit, prange
 
-from ..elementwise.stream import SERIAL, chunked
+from ..elementwise.stream import CHUNK, IN_CACHE, SERIAL, chunk, chunks
 from .reference import __all__ as __all__
 
 NORM_CHUNKS = 32  # chunks of `norms`: always the same number, so that sums do not depend on the number of threads
 LINE = 16  # elements: the chunks of `norms` begin on a cache line of float32
 LANES = 128  # independent sums of squares
+
+
+@helper
+def _number(k: int, chunks: int) -> int:
+    """Return the number of the chunk that is part k of an update: of a small vector, first the even, then the odd."""
+    even = (chunks + 1) // 2
+    return k if chunks > IN_CACHE else 2 * k if k < even else 2 * (k - even) + 1
+
+
+@helper
+def _cut(x: ndarray, k: int, chunks: int) -> ndarray:
+    return chunk(x, _number(k, chunks), chunks)
+
+
+@helper
+def _begin(x: ndarray, k: int, chunks: int) -> int:
+    return _number(k, chunks) * CHUNK
+
+
+_in_chunks = in_parts(chunks, _cut, begin=_begin)
 
 
 @helper
@@ -64,7 +88,7 @@ def _sgd(
         theta[i] = shrink_ * theta[i] - lr_ * direction
 
 
-@chunked
+@_in_chunks
 def sgd(
     theta: Part, grad: Part, velocity: Part, starts: ndarray, stops: ndarray, lr: ndarray,
     weight_decay: ndarray, momentum: float, nesterov: bool, decoupled: bool, scale: float, begin: int,
@@ -97,7 +121,7 @@ def _adam(
         theta[i] = shrink_ * theta[i] - rate * m / (math.sqrt(v) * correction + eps_)
 
 
-@chunked
+@_in_chunks
 def adam(
     theta: Part, grad: Part, first: Part, second: Part, starts: ndarray, stops: ndarray, lr: ndarray,
     weight_decay: ndarray, beta1: float, beta2: float, eps: float, step: int, decoupled: bool, scale: float, begin: int,
@@ -183,7 +207,7 @@ def _lars(
         theta[i] -= v
 
 
-@chunked
+@_in_chunks
 def lars(
     theta: Part, grad: Part, velocity: Part, starts: ndarray, stops: ndarray, lr: ndarray,
     weight_decay: ndarray, adapt: ndarray, momentum: float, trust: float, theta_squares: ndarray,
