@@ -43,7 +43,6 @@ SIDE = 32  # rows of a strip, columns of a panel, and k of a block
 TILE = 256  # float32 numbers in the memory of a tile
 BLOCK = 6 * TILE
 PIECES = 32  # pieces of other work beside the products of a block: a piece splits two vectors, or prefetches
-SQUARE = SIDE * SIDE + 2 * SIDE  # memory for a square of numbers, transposed by pack_columns
 PRODUCTS = (0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)  # parts of a and b; each pair shares one with the next pair
 HALF, UPPER = 0x8000, 0xFFFF0000  # half of the last place of a bfloat16, and its bits, in those of a float32
 
