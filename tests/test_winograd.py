@@ -75,6 +75,7 @@ STRIDED = [  # N, H, W, C, O, padding, dilation, groups
     (2, 18, 20, 12, 20, (1, 1), (1, 1), 4),
     (3, 15, 17, 34, 18, (3, 1), (1, 1), 2),
     (3, 18, 17, 16, 32, (0, 2), (1, 1), 1),  # even paddings
+    (16, 16, 16, 128, 130, (1, 1), (1, 1), 1),  # one sum of dweight, outputs that do not fill vectors
 ]
 WIDE = [  # 5 x 5 and 7 x 7 layers whose errors would exceed LIMITS if all products were added up in a single sum
     (2, 7, 7, 512, 512, (2, 2)),
