@@ -54,8 +54,10 @@ def test_the_others_communicate_after_two_deaths(nodes: str) -> None:
         assert done.returncode == 0, done.stderr
         found = {int(file.name): json.loads(file.read_text()) for file in Path(folder).iterdir()}
     assert list(sorted(found)) == [1, 3, 4]
-    told = sorted(ours(done.stderr))  # rank 0, the first live rank, may die before it has reported the death of rank 2
-    assert told in (["minidl: replica 0 died", "minidl: replica 2 died"], ["minidl: replica 0 died"])
+    told = Counter(ours(done.stderr))
+    assert told.pop("minidl: replica 0 died") == 1
+    # The first live rank reports. Rank 0 may die before that, or before rank 1 knows of rank 2, which it reports again.
+    assert set(told) <= {"minidl: replica 2 died"} and told.total() <= 2
     settled = Counter(piece for result in found.values() for piece in result["settled"])
     assert set(settled) <= set(range(PIECES)) and set(settled.values()) == {1}
     assert PIECES - len(settled) == 3 + 2 + 3 + 2 + 2, "the victims have settled the others"
