@@ -22,7 +22,7 @@ from kernel_cases.comparing import (
     parameters,
 )
 
-import minidl.engine.jit  # noqa: F401  (configures Numba before the kernels are compiled)
+from minidl.engine.jit import _folder as CACHE
 
 FOLDERS = sorted(file.parent.name for file in Path(__file__).parents[1].glob("kernels/*/cpu.py"))
 KERNELS = [(folder, name) for folder in FOLDERS for name in module(folder, "cpu").__all__]
@@ -69,6 +69,16 @@ def test_bits_do_not_depend_on_the_number_of_threads(folder: str, kernel: str) -
                 assert array.tobytes() == together[p].tobytes(), p
     finally:
         numba.set_num_threads(before)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_kernel_makes_a_process_load_scipy(folder: str) -> None:
+    """A kernel in the cache names the modules of Numba that it has code from. This one imports SciPy, in 0.2 s."""
+    for kernel in module(folder, "cpu").__all__:
+        call(folder, "cpu", kernel, cases(folder, kernel, Arrays("float32"))[0])
+    assert CACHE, "the tests need a cache of kernels"
+    files = [file for file in CACHE.iterdir() if file.name.startswith(f"minidl.kernels.{folder}.")]
+    assert [file.name for file in files if b"numba.np.arraymath" in file.read_bytes()] == []
 
 
 PASS_NAN_ON = {
