@@ -19,7 +19,8 @@ __all__ = ["backward_input", "backward_weight", "forward"]
 
 Pair = tuple[int, int]  # (vertical, horizontal)
 Shape = tuple[int, int, int, int]
-Terms = Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
+Index = tuple[int | slice, ...]
+Products = Iterator[tuple[Index, Index, Index]]
 
 
 def output_length(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
@@ -33,21 +34,23 @@ def output_size(x_shape: Shape, w_shape: Shape, stride: Pair, padding: Pair, dil
     return height, width
 
 
-def _terms(
+def _products(
     x: np.ndarray, weight: np.ndarray, y: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair
-) -> Terms:
-    """Yield the indices (into x, weight, y) of every product in the sum above."""
+) -> Products:
+    """Yield the indices (into x, weight, y) of the products in the sum above: vector @ matrix, added to a vector.
+
+    There is one for each output pixel, position in the kernel that is inside the image, and group.
+    """
     height, width = x.shape[1:3]
-    kernel_height, kernel_width, channels, _ = weight.shape
-    group_outputs = weight.shape[3] // groups
-    for n, i, j, o in np.ndindex(*y.shape):
-        for u in range(kernel_height):
-            for v in range(kernel_width):
-                h = i * stride[0] + u * dilation[0] - padding[0]
-                w = j * stride[1] + v * dilation[1] - padding[1]
-                if 0 <= h < height and 0 <= w < width:
-                    for c in range(channels):
-                        yield (n, h, w, o // group_outputs * channels + c), (u, v, c, o), (n, i, j, o)
+    kernel_height, kernel_width, inputs, outputs = weight.shape
+    outputs //= groups
+    for n, i, j, u, v in np.ndindex(*y.shape[:3], kernel_height, kernel_width):
+        h = i * stride[0] + u * dilation[0] - padding[0]
+        w = j * stride[1] + v * dilation[1] - padding[1]
+        if 0 <= h < height and 0 <= w < width:
+            for g in range(groups):
+                c, o = slice(g * inputs, (g + 1) * inputs), slice(g * outputs, (g + 1) * outputs)
+                yield (n, h, w, c), (u, v, slice(None), o), (n, i, j, o)
 
 
 def forward_scratch(
@@ -74,8 +77,8 @@ def forward(
     and sets the number to 1. Otherwise it reads `packed`, and not `weight`.
     """
     y[...] = 0
-    for at_x, at_weight, at_y in _terms(x, weight, y, groups, stride, padding, dilation):
-        y[at_y] += x[at_x] * weight[at_weight]
+    for at_x, at_weight, at_y in _products(x, weight, y, groups, stride, padding, dilation):
+        y[at_y] += x[at_x] @ weight[at_weight]
     if bias.size:
         y += bias
     if scale.size:
@@ -93,8 +96,8 @@ def backward_input(
 ) -> None:  # fmt: skip
     """Compute dx, the gradient of x [+ shortcut, a vector: the gradient of x from another branch]."""
     dx[...] = 0
-    for at_x, at_weight, at_y in _terms(dx, weight, dy, groups, stride, padding, dilation):
-        dx[at_x] += dy[at_y] * weight[at_weight]
+    for at_x, at_weight, at_y in _products(dx, weight, dy, groups, stride, padding, dilation):
+        dx[at_x] += weight[at_weight] @ dy[at_y]
     if shortcut.size:
         dx += shortcut.reshape(dx.shape)
 
@@ -105,5 +108,5 @@ def backward_weight(
 ) -> None:  # fmt: skip
     """Compute dweight = dL/dweight."""
     dweight[...] = 0
-    for at_x, at_weight, at_y in _terms(x, dweight, dy, groups, stride, padding, dilation):
-        dweight[at_weight] += x[at_x] * dy[at_y]
+    for at_x, at_weight, at_y in _products(x, dweight, dy, groups, stride, padding, dilation):
+        dweight[at_weight] += np.outer(x[at_x], dy[at_y])
