@@ -100,7 +100,7 @@ def possible(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_pair_of_options_trains(
     name: str, every: int, tmp_path: Path, possible: Counter[str], monkeypatch: pytest.MonkeyPatch

@@ -118,7 +118,7 @@ LAYERS = {  # the smallest that cross an edge of a tile
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("layer", each(3, LAYERS))
+@pytest.mark.parametrize("layer", each(5, LAYERS))
 def test_edges_of_tiles(layer: str, name: str) -> None:
     convolve(name, LAYERS[layer])
 
@@ -277,7 +277,7 @@ MUTANTS = {  # what is broken: (file, piece, replacement, function, layer)
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", each(7, MUTANTS))
+@pytest.mark.parametrize("broken", each(10, MUTANTS))
 def test_a_broken_convolution_is_found(broken: str) -> None:
     file, old, new, name, layer = MUTANTS[broken]
     with mutated("conv", f"conv/cuda_{file}.py", old, new) as changed, pytest.raises((KernelError, AssertionError)):

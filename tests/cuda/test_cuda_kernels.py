@@ -25,17 +25,18 @@ def test_the_device_table_is_the_same(folder: str) -> None:
 @pytest.mark.parametrize(("folder", "kernel"), KERNELS)
 def test_kernel_agrees_with_its_reference(folder: str, kernel: str) -> None:
     """Nor do its bits depend on the order of blocks or on alignment, and registers hold all its values."""
-    for arguments in cuda_cases(folder, kernel, "float32"):
+    for number, arguments in enumerate(cuda_cases(folder, kernel, "float32")):
         expected = reference(folder, kernel, arguments)
         found = run(folder, kernel, arguments, expected, Emulator())
         assert_close(found, expected, "float32", kernel)
-        shuffled = run(folder, kernel, arguments, expected, Emulator(order="shuffled"), offset=1)
-        for p, array in found.items():
-            assert array.tobytes() == shuffled[p].tobytes(), p
+        if number % 3 == 0:  # an emulated call takes long
+            shuffled = run(folder, kernel, arguments, expected, Emulator(order="shuffled"), offset=1)
+            for p, array in found.items():
+                assert array.tobytes() == shuffled[p].tobytes(), p
     registers_hold_everything(folder, kernel, "float32", TARGETS[0])
 
 
-@pytest.mark.parametrize(("folder", "kernel"), each_row(6, KERNELS))
+@pytest.mark.parametrize(("folder", "kernel"), each_row(9, KERNELS))
 def test_in_float64(folder: str, kernel: str) -> None:
     for arguments in cuda_cases(folder, kernel, "float64"):
         expected = reference(folder, kernel, arguments)
@@ -43,7 +44,7 @@ def test_in_float64(folder: str, kernel: str) -> None:
     registers_hold_everything(folder, kernel, "float64", TARGETS[0])
 
 
-@pytest.mark.parametrize(("folder", "kernel"), each_row(6, KERNELS))
+@pytest.mark.parametrize(("folder", "kernel"), each_row(9, KERNELS))
 def test_on_the_newer_target(folder: str, kernel: str) -> None:
     for dtype in ("float32", "float64"):
         registers_hold_everything(folder, kernel, dtype, TARGETS[1])

@@ -40,7 +40,7 @@ def test_steps_of_kernels_that_wait_for_memory(family: str, name: str) -> None:
     agrees_with_the_lesson(family, name)
 
 
-@pytest.mark.parametrize(("family", "name"), each_row(9, OF_PRODUCTS))
+@pytest.mark.parametrize(("family", "name"), each_row(14, OF_PRODUCTS))
 def test_steps_of_products(family: str, name: str) -> None:
     agrees_with_the_lesson(family, name)
 

@@ -68,7 +68,7 @@ def test_edges_of_tiles(form: str, shape: tuple[int, int, int]) -> None:
     multiply(form, *shape)
 
 
-@pytest.mark.parametrize("columns", each(3, [7, 8, 9, 16, 31, 32]))
+@pytest.mark.parametrize("columns", each(5, [7, 8, 9, 16, 31, 32]))
 @pytest.mark.parametrize("form", FORMS)
 def test_edges_of_narrow_tiles(form: str, columns: int) -> None:
     multiply(form, 513 if columns <= 16 else 257, columns, 19)
@@ -228,7 +228,7 @@ MUTANTS = {  # what is broken: (file, piece, replacement)
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", each(7, MUTANTS))
+@pytest.mark.parametrize("broken", each(10, MUTANTS))
 def test_a_broken_product_is_found(broken: str) -> None:
     file, old, new = MUTANTS[broken]
     with mutated("matmul", f"matmul/{file}", old, new) as changed, pytest.raises((KernelError, AssertionError)):
