@@ -13,7 +13,6 @@ equal types share an entry. `run` executes a table of such pairs (entry, block) 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -33,8 +32,9 @@ SLOT = 8  # bytes
 # The slots of an array: meminfo, parent, number of items, item size, address of the data, shape, strides.
 DATA = 4  # the index of the data's address among them
 
+Signature = tuple[types.Type, ...]
 _libraries: list[Any] = []  # keep the machine code of the entries in memory
-_numbers = itertools.count()  # for names that are unique even if several threads make entries
+_entries: dict[Signature, int] = {}  # their addresses
 
 
 def numba_type(value: Any) -> types.Type:
@@ -62,47 +62,47 @@ def slots(value: Any) -> list[int]:
     return [int(value)]
 
 
-def kernel_address(kernel: Any, signature: tuple[types.Type, ...]) -> int:
+def kernel_address(kernel: Any, signature: Signature) -> int:
     """Compile a kernel for these types, or load it from the cache; return the address of its machine code."""
     kernel.compile(signature)
     compiled = kernel.overloads[signature]
     return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
 
 
-@functools.cache
-def entry_address(signature: tuple[types.Type, ...]) -> int:
-    """Return the address of the entry for this signature, which loads a block's arguments and calls its kernel."""
-    context, word = cpu_target.target_context, ir.IntType(64)
-    name = f"minidl_entry_{next(_numbers)}"
+def entry_addresses(signatures: Sequence[Signature]) -> list[int]:
+    """Return the address of the entry for each signature. Missing ones are compiled together, which is faster."""
     with global_compiler_lock:
-        library = context.codegen().create_library(name)
-        module = library.create_ir_module(name)
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [word.as_pointer()]), name)
-        builder = ir.IRBuilder(function.append_basic_block())
-        arguments, at = [], 1
-        for kind in signature:
-            value = context.get_value_type(kind)
-            where = builder.gep(function.args[0], [ir.Constant(word, at)])
-            if kind == types.boolean:
-                arguments.append(builder.trunc(builder.load(where), value))
-            else:
-                arguments.append(builder.load(builder.bitcast(where, value.as_pointer())))
-            at += _length(kind)
-        callee = context.call_conv.get_function_type(types.none, signature)
-        kernel = builder.inttoptr(builder.load(function.args[0]), callee.as_pointer())
-        context.call_conv.call_function(builder, kernel, types.none, signature, arguments)
-        builder.ret_void()
-        library.add_ir_module(module)
-        library.finalize()
-    _libraries.append(library)
-    return int(library.get_pointer_to_function(name))
+        if missing := [one for one in dict.fromkeys(signatures) if one not in _entries]:
+            library = cpu_target.target_context.codegen().create_library(f"minidl_entries_{len(_libraries)}")
+            module = library.create_ir_module(library.name)
+            names = [_build_entry(module, f"{library.name}_{number}", one) for number, one in enumerate(missing)]
+            library.add_ir_module(module)
+            library.finalize()
+            _libraries.append(library)
+            _entries.update(zip(missing, map(library.get_pointer_to_function, names), strict=True))
+    return [_entries[one] for one in signatures]
 
 
-def _length(kind: types.Type) -> int:
-    """Return the number of slots of an argument of this type."""
-    if isinstance(kind, types.Array):
-        return 5 + 2 * int(kind.ndim)
-    return int(kind.count) if isinstance(kind, types.UniTuple) else 1
+def _build_entry(module: ir.Module, name: str, signature: Signature) -> str:
+    """Add an entry to a module. Return its name.
+
+    Numba passes the words of an array or a tuple one by one, so each slot is one argument. Two pointers come first: to
+    the result and to an exception, which kernels do not have.
+    """
+    word = ir.IntType(64)
+    block = ir.Function(module, ir.FunctionType(ir.VoidType(), [word.as_pointer()]), name).args[0]
+    builder = ir.IRBuilder(block.parent.append_basic_block())
+    callee = cpu_target.target_context.call_conv.get_function_type(types.none, signature)
+    arguments = [builder.alloca(pointer.pointee) for pointer in callee.args[:2]]
+    for at, kind in enumerate(callee.args[2:], 1):
+        where = builder.gep(block, [ir.Constant(word, at)])
+        if kind == ir.IntType(1):
+            arguments.append(builder.trunc(builder.load(where), kind))
+        else:
+            arguments.append(builder.load(builder.bitcast(where, kind.as_pointer())))
+    builder.call(builder.inttoptr(builder.load(block), callee.as_pointer()), arguments)
+    builder.ret_void()
+    return name
 
 
 @intrinsic

@@ -19,7 +19,7 @@ import numpy as np
 
 from minidl.engine import random, team
 from minidl.engine.device import address
-from minidl.program.call import DATA, SLOT, array_slots, entry_address, kernel_address, run_bound
+from minidl.program.call import DATA, SLOT, array_slots, entry_addresses, kernel_address, run_bound
 from minidl.program.call import run as run_calls
 from minidl.program.call import slots as slots_of
 from minidl.program.conv_norm import merge_norms
@@ -197,8 +197,9 @@ def _compiled(
     by_key = dict(zip(keys, calls, strict=True))
     missing = {key: _kernel(device, call) for key, call in by_key.items() if key not in _addresses}
     compile_all([*missing.values(), *also], progress)
-    for key, kernel in missing.items():
-        _addresses[key] = kernel_address(kernel.function, kernel.signature), entry_address(kernel.signature)
+    entries = entry_addresses([kernel.signature for kernel in missing.values()])
+    for (key, kernel), entry in zip(missing.items(), entries, strict=True):
+        _addresses[key] = kernel_address(kernel.function, kernel.signature), entry
     return [_addresses[key] for key in keys]
 
 
