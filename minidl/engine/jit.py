@@ -18,9 +18,9 @@ Three choices hold for every kernel:
   the kernel and a process that loads it from the cache may compute different bits.
 - The division of a sum into parts depends only on the size of the arrays. So the bits of the result do not depend on
   the number of threads.
-- The name of the cache folder (kernel_cache.py) is a hash of the CPU, of the size of its second-level cache, of whether
-  AMX may be used, of this file and of every Python file under kernels/, but those of CUDA. So an edit in a helper leads
-  to another folder, and the kernels that import the helper are compiled again.
+- The name of the cache folder is a hash of the CPU, of the size of its second-level cache, of whether AMX may be used,
+  of this file, of kernel_cache.py and of every Python file under kernels/, but those of CUDA. So an edit in a helper
+  leads to another folder, and the kernels that import the helper are compiled again.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _version() -> str:
     target = cpu_target.target_context.codegen().magic_tuple()  # the target CPU and its features
     digest = hashlib.sha256(repr((target, L2, HAS_AMX)).encode())
     root = KERNELS if KERNELS.is_dir() else KERNELS.parent.parent / "kernels"
-    for file in sorted([*root.rglob("*.py"), Path(__file__)]):
+    for file in sorted([*root.rglob("*.py"), Path(__file__), Path(__file__).with_name("kernel_cache.py")]):
         if not file.name.startswith("cuda"):  # numba-cuda compiles these, and keeps them elsewhere
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

@@ -35,6 +35,8 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from llvmlite import binding
+from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompileResult
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
@@ -150,6 +152,41 @@ def _prune(folder: Path) -> None:
 # -- the files --------------------------------------------------------------------------------------------------------
 
 
+class _Loaded(JITCodeLibrary):  # type: ignore[misc]  # Numba has no types
+    """A function from a file: its machine code and, for functions that are to contain a copy of it, its bitcode.
+
+    Few processes need the bitcode. Numba parses it at once, which is a fifth of the time until the first step.
+    """
+
+    _shared_module: Any
+
+    @staticmethod
+    def save(compiled: CompileResult) -> tuple[Any, ...]:
+        """Return what `CompileResult._rebuild` needs. The first element is for `load`."""
+        (name, _, code), *others = compiled._reduce()
+        module = compiled.library._get_module_for_linking()
+        defined = [one.name for kind in (module.functions, module.global_variables) for one in kind
+                   if not one.is_declaration]  # fmt: skip
+        return (name, defined, *code), *others
+
+    @classmethod
+    def load(cls, codegen: Any, saved: tuple[str, list[str], bytes, bytes]) -> _Loaded:
+        """Replaces Numba's `codegen.unserialize_library`."""
+        name, defined, machine_code, bitcode = saved
+        library = cls(codegen, name)
+        library.bitcode = bitcode
+        library.enable_object_caching()
+        library._set_compiled_object(machine_code)
+        library._finalize_final_module()
+        codegen._engine._defined_symbols.update(defined)
+        return library
+
+    def _get_module_for_linking(self) -> Any:
+        if self._shared_module is None:
+            self._shared_module = binding.parse_bitcode(self.bitcode)
+        return self._shared_module
+
+
 class KernelCache:
     """The compiled versions of one function on disk. It replaces the cache of Numba's dispatcher and has its methods.
 
@@ -179,7 +216,9 @@ class KernelCache:
         An exception is the hash of a string, which no kernel computes.
         """
         rtsys.initialize(context)
-        key = self._key(signature, context.codegen())
+        codegen = context.codegen()
+        codegen.unserialize_library = functools.partial(_Loaded.load, codegen)
+        key = self._key(signature, codegen)
         data = self._read(key)
         stored, compiled = pickle.loads(data) if data else (None, ())
         if stored == key:
@@ -205,7 +244,7 @@ class KernelCache:
                     f"{self.name} contains objects or addresses of this process")  # fmt: skip
             return
         key = self._key(signature, compiled.codegen)
-        data = dumps((key, compiled._reduce()))
+        data = dumps((key, _Loaded.save(compiled)))
         path = self._path(key)
         try:
             handle, temporary = tempfile.mkstemp(dir=self.folder, prefix="writing-")
