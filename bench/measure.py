@@ -127,7 +127,7 @@ def replay(kernel: Any, *arguments: Any, calls: int = 1) -> Callable[[], object]
         else:
             words += call.slots(value)
     block = np.array(words, np.int64)
-    table = np.full((calls, 2), (call.entry_address(signature), block.ctypes.data), np.int64)
+    table = np.full((calls, 2), (call.entry_addresses([signature])[0], block.ctypes.data), np.int64)
 
     def run(keep_alive: Any = (block, arguments)) -> None:
         call.run(table, 0, calls)
