@@ -102,7 +102,7 @@ def within(run: Sessions, pauses: list[float], longer: float = 0.02) -> list[flo
     return [moment for moment in sorted(run.moments) if first < moment < last]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", quick(METHODS, *[*METHODS][::2]))
 def test_a_replica_joins_at_every_step_of_an_epoch(job: Callable[..., Job], method: str) -> None:
     runs = job(method, epochs=1)
     assert len(runs.begins) == 4, "33 images each; the last one joins the batch before it"
@@ -133,7 +133,7 @@ def test_two_join_one_after_the_other(job: Callable[..., Job]) -> None:
 
 
 # Scenarios draw deaths in a pause for each method.
-@pytest.mark.parametrize("method", quick(METHODS, "allreduce", "dpsgd", "diloco"))
+@pytest.mark.parametrize("method", quick(METHODS, "allreduce", "diloco"))
 def test_a_replica_dies_during_the_pause(job: Callable[..., Job], pauses: list[float], method: str) -> None:
     """It is the leader, another member or the newcomer. The others finish, with or without the newcomer."""
     runs = job(method, on_death="continue")

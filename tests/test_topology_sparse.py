@@ -178,7 +178,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-@pytest.mark.parametrize("name", quick([*NAMES, "file", "prime base-2", "two nodes"], "torus", "complete", "file"))
+@pytest.mark.parametrize("name", quick([*NAMES, "file", "prime base-2", "two nodes"], "complete", "file"))
 def test_thousands_of_replicas_need_little_memory(name: str, tmp_path: Path, watched: list[int]) -> None:
     size, at = MANY, nodes(MANY, 64)
     if name == "file":
