@@ -227,6 +227,17 @@ def test_a_function_is_loaded_without_what_numba_compiles_with(program: Program)
     assert program.run("f8", "f4") == ("1 1", [])
 
 
+def test_a_users_function_in_the_cache_of_numba(program: Program) -> None:
+    """It is loaded after one of minidl's functions, and compiled functions may contain it."""
+    more = "import numba\n@numba.njit(cache=True)\ndef double(x):\n    return 2 * x\n"
+    (program.folder / "more.py").write_text(more)
+    after = ("import more\n@more.numba.njit\ndef twice(x):\n    return more.double(x) + more.double(x)\n"
+             "assert more.double(3) == 6 and twice(3) == 12\nhits = sum(more.double.stats.cache_hits.values())\n"
+             "assert hits == {}")  # fmt: skip
+    assert program.run("f8", after=after.format(0)) == ("0 1", [])
+    assert program.run("f8", after=after.format(1)) == ("1 0", [])
+
+
 def test_a_function_between_two_that_are_compiled_in_different_processes(program: Program) -> None:
     """`last` contains `outer`, which refers to `inner`. A process that loads only `last` must find `inner`."""
     more = "from functions import *\n@jit\ndef last(a):\n    return outer(a) + 1\n"
