@@ -2,7 +2,7 @@
 
 A file holds the machine code of one function for one tuple of argument types:
 
-    SHA-256 of the function's source file | SHA-256 of the last part | key and compiled function (`_Loaded.save`), pickled
+    SHA-256 of the function's source file | SHA-256 of the last part | key and compiled function (`_Loaded.save`)
 
 The key is everything else on which the code depends: the function, the types, the CPU, the versions of Python and
 Numba. Processes share the cache without a lock, since some network file systems have none, and without an index: the
@@ -155,8 +155,8 @@ def _prune(folder: Path) -> None:
 class _Loaded(JITCodeLibrary):  # type: ignore[misc]  # Numba has no types
     """A function from a file: its machine code and, for functions that are to contain a copy of it, its bitcode.
 
-    Few processes need the bitcode, so it is parsed when it is needed. Numba parses it at once, which is a seventh of the
-    time until the first step of an MLP, and a sixth of ResNet-20's.
+    Few processes need the bitcode, so it is parsed when it is needed. Numba parses it at once, which is a seventh of
+    the time until the first step of an MLP, and a sixth of ResNet-20's.
     """
 
     _shared_module: Any
