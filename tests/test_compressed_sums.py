@@ -55,7 +55,7 @@ def test_a_sum_along_a_ring_has_the_order_of_the_ring(nodes: list[int], size: in
 
 @pytest.mark.parametrize("ring", [False, True])
 @pytest.mark.parametrize("name", ["none", "topk:0.1"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(nodes=groupings(), size=st.sampled_from([0, 1, 300, 30_001, CHUNK // 8 + 3]))
 def test_a_summand_that_stays_as_it_is_gives_the_same_bits(name: str, ring: bool, nodes: list[int], size: int) -> None:
     """Of `allreduce` and of `reduce`, whatever the vector contained before."""

@@ -87,7 +87,7 @@ def _build_entry(module: ir.Module, name: str, signature: Signature) -> str:
     """Add an entry to a module. Return its name.
 
     Numba passes the words of an array or a tuple one by one, so each slot is one argument. Two pointers come first: to
-    the result and to an exception, which kernels do not have.
+    the result and to an exception. The entry reads neither.
     """
     word = ir.IntType(64)
     block = ir.Function(module, ir.FunctionType(ir.VoidType(), [word.as_pointer()]), name).args[0]
