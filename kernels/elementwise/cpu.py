@@ -1,17 +1,15 @@
-"""Elementwise arithmetic, compiled: a loop for each operation. LLVM vectorises most of these loops, but not powers.
+"""Elementwise arithmetic, compiled: a loop for each operation. LLVM vectorises these loops, except general powers.
 
 Numbers (scale, shift, exponent) arrive as float64 and are converted to the arrays' type before the loop: a single
 float64 would make the compiler compute everything in float64, with half as many numbers in a vector. stream.py divides
-vectors into parts, and loads and stores their elements. Operations with @jit are rarely needed, and run on one thread.
+vectors into parts, and loads and stores their elements.
 """
 
 from __future__ import annotations
 
 import math
 
-from numpy import ndarray
-
-from minidl.engine.jit import Part, jit
+from minidl.engine.jit import Part, helper
 
 from ..activation import functions
 from .reference import __all__ as __all__
@@ -93,36 +91,69 @@ def accumulate(x: Part, out: Part) -> None:
         put(out, i, get(out, i) + get(x, i), False)
 
 
-@jit
-def maximum_backward(dy: ndarray, a: ndarray, b: ndarray, da: ndarray, db: ndarray) -> None:
+@streamed
+def maximum_backward(dy: Part, a: Part, b: Part, da: Part, db: Part) -> None:
     one, half, zero = dy.dtype.type(1), dy.dtype.type(0.5), dy.dtype.type(0)
     for i in range(dy.size):
-        to_a = one if a[i] > b[i] else half if a[i] == b[i] else zero
-        da[i] = dy[i] * to_a
-        db[i] = dy[i] * (one - to_a)
+        v, w, gradient = get(a, i), get(b, i), get(dy, i)
+        to_a = one if v > w else half if v == w else zero
+        put(da, i, gradient * to_a, False)
+        put(db, i, gradient * (one - to_a), False)
 
 
-@jit
-def power(x: ndarray, exponent: float, out: ndarray) -> None:
-    exponent = x.dtype.type(exponent)
+@helper
+def _is_simple(exponent: float) -> bool:
+    """Return whether _simple_power computes this power."""
+    return abs(exponent) == 0.5 or (-2 <= exponent <= 3 and exponent == math.floor(exponent))
+
+
+@helper
+def _simple_power(x: float, exponent: float, one: float) -> float:
+    """Return x ** exponent without a call of `pow`. LLVM makes a vector loop for each exponent. one: 1 in x's type."""
+    if abs(exponent) == 0.5:
+        root = math.sqrt(x)
+        return root if exponent > 0 else one / root
+    if exponent < 0:
+        return one / (x if exponent == -1 else x * x)
+    if exponent == 0:
+        return one
+    return x if exponent == 1 else x * x if exponent == 2 else x * x * x
+
+
+@streamed
+def power(x: Part, exponent: float, out: Part, past: bool) -> None:
+    one, exponent = x.dtype.type(1), x.dtype.type(exponent)
+    if _is_simple(exponent):
+        for i in range(out.size):
+            put(out, i, _simple_power(get(x, i), exponent, one), past)
+    else:
+        for i in range(out.size):
+            put(out, i, get(x, i) ** exponent, past)
+
+
+@streamed
+def power_backward(dy: Part, x: Part, exponent: float, dx: Part, past: bool) -> None:
+    one, factor = x.dtype.type(1), x.dtype.type(exponent)
+    less = factor - one
+    if exponent == 0:
+        dx[:] = 0
+    elif _is_simple(less):
+        for i in range(dx.size):
+            put(dx, i, get(dy, i) * factor * _simple_power(get(x, i), less, one), past)
+    else:
+        for i in range(dx.size):
+            put(dx, i, get(dy, i) * factor * get(x, i) ** less, past)
+
+
+@streamed
+def absolute(x: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
-        out[i] = x[i] ** exponent
+        put(out, i, abs(get(x, i)), past)
 
 
-@jit
-def power_backward(dy: ndarray, x: ndarray, exponent: float, dx: ndarray) -> None:
-    exponent, one = x.dtype.type(exponent), x.dtype.type(1)
+@streamed
+def absolute_backward(dy: Part, x: Part, dx: Part, past: bool) -> None:
+    zero = x.dtype.type(0)
     for i in range(dx.size):
-        dx[i] = dy[i] * exponent * x[i] ** (exponent - one) if exponent else 0
-
-
-@jit
-def absolute(x: ndarray, out: ndarray) -> None:
-    for i in range(out.size):
-        out[i] = abs(x[i])
-
-
-@jit
-def absolute_backward(dy: ndarray, x: ndarray, dx: ndarray) -> None:
-    for i in range(dx.size):
-        dx[i] = dy[i] if x[i] > 0 else -dy[i] if x[i] < 0 else dy[i] * 0
+        v, gradient = get(x, i), get(dy, i)
+        put(dx, i, gradient if v > zero else -gradient if v < zero else gradient * zero, past)

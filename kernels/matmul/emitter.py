@@ -94,6 +94,13 @@ class Emitter:
         other._set_lanes(lanes)
         return other
 
+    def in_float64(self) -> Emitter:
+        """Return an emitter for vectors of as many float64 numbers."""
+        other = copy.copy(self)
+        other.bytes, other.number_type = 8, ir.DoubleType()
+        other._set_lanes(self.lanes)
+        return other
+
     # -- numbers and addresses ---------------------------------------------------------------------------
 
     def integer(self, value: Offset) -> Value:
@@ -170,6 +177,10 @@ class Emitter:
         first = self.builder.insert_element(undefined, number, ir.IntType(32)(0))
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
         return self.builder.shuffle_vector(first, undefined, zeros)
+
+    def extended(self, vector: Value) -> Value:
+        """Return the numbers of a vector, which may be of a shorter type, in this emitter's type."""
+        return vector if vector.type == self.vector else self.builder.fpext(vector, self.vector)
 
     def multiply_add(self, x: Value, y: Value, z: Value) -> Value:
         """Return x * y + z, rounded only once if the CPU has an instruction for it."""

@@ -110,6 +110,12 @@ def _copy_plane(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray)
     if s_row == 1 and t_column == 1 and s_column > 0:
         _transpose_plane(source[s:], s_column, target[t:], t_row, rows, columns)
         return
+    if s_column == 0 and t_column == 1:  # a broadcast: each row of the target has equal numbers
+        for r in range(rows):
+            number, into = source[s + r * s_row], target[t + r * t_row :][:columns]
+            for c in range(columns):
+                into[c] = number
+        return
     for r in range(rows):
         from_, to = s + r * s_row, t + r * t_row
         for c in range(columns):
@@ -170,6 +176,13 @@ def copy(
     if size < SERIAL:
         _copy_planes(source, source_offset, target, target_offset, axes, 0, planes)
         return
+    if planes == 1 and axes[0, 0] == 1:  # a vector: TASKS rows, and what remains
+        count, s_step, t_step = axes[0, 1] // TASKS, axes[1, 1], axes[2, 1]
+        done = count * TASKS
+        axes[0, 1] -= done
+        _copy_planes(source, source_offset + done * s_step, target, target_offset + done * t_step, axes, 0, 1)
+        axes[0, 0], axes[1, 0], axes[2, 0] = TASKS, count * s_step, count * t_step
+        axes[0, 1] = count
     if planes < TASKS:
         axes = _split(axes)
         planes = size // (axes[0, -1] * axes[0, -2])

@@ -36,6 +36,7 @@ from .blocks import (
     rows_of_block,
     wide_row,
 )
+from .layer import gradients_of_rows, normalize_each
 from .reference import __all__ as __all__
 
 BLOCK_SIZE = 16384  # if there are several blocks, each has about this many numbers or more
@@ -307,42 +308,12 @@ def affine_backward(
 
 @by_blocks
 def layer_norm(x: Part, weight: ndarray, bias: ndarray, eps: float, mean: Part, rstd: Part, y: Part) -> None:
-    for r in range(x.shape[0]):
-        x_row, y_row = x[r], y[r]
-        total = 0.0
-        for c in range(x_row.size):
-            total += x_row[c]
-        center = total / x_row.size
-        squares = 0.0
-        for c in range(x_row.size):
-            squares += (x_row[c] - center) ** 2
-        mean[r] = center
-        rstd[r] = 1 / math.sqrt(squares / x_row.size + eps)
-        shift, scale = mean[r], rstd[r]  # rounded to the arrays' type
-        for c in range(x_row.size):
-            y_row[c] = (x_row[c] - shift) * scale * weight[c] + bias[c]
+    normalize_each(x, weight, bias, eps, mean, rstd, y)
 
 
 @by_partial_sums
 def _layer_norm_backward(dy: Part, x: Part, weight: ndarray, mean: Part, rstd: Part, dx: Part, partial: Part) -> None:
-    """Compute dx and partial[0] (2, C) = the sums of dy and dy * z over the rows, with z = (x - mean) * rstd."""
-    partial[:] = 0
-    first, second = partial[0, 0], partial[0, 1]
-    for r in range(x.shape[0]):
-        dy_row, x_row, dx_row = dy[r], x[r], dx[r]
-        shift, scale = mean[r], rstd[r]
-        total, total_z = 0.0, 0.0
-        for c in range(x_row.size):
-            dz = dy_row[c] * weight[c]
-            z = (x_row[c] - shift) * scale
-            total += dz
-            total_z += dz * z
-        mean_dz, mean_dz_z = x.dtype.type(total / x_row.size), x.dtype.type(total_z / x_row.size)
-        for c in range(x_row.size):
-            z = (x_row[c] - shift) * scale
-            dx_row[c] = scale * (dy_row[c] * weight[c] - mean_dz - z * mean_dz_z)
-            first[c] += dy_row[c]
-            second[c] += dy_row[c] * z
+    gradients_of_rows(dy, x, weight, mean, rstd, dx, partial[0])
 
 
 @jit

@@ -13,40 +13,26 @@ from minidl.engine.jit import apart_jit, helper, jit, parallel_jit, prange
 
 from ..elementwise.stream import fetch
 from .reference import __all__ as __all__
+from .row_sum import sum_in_float64
 from .rows import narrow, wide
 
 SERIAL = 32768  # one thread sums arrays with fewer numbers
-
-
-@helper
-def _sum_few(x: ndarray, total: ndarray) -> None:
-    """Compute the same sums as _sum_rows, for few numbers."""
-    total[:] = 0
-    if total.size > 1:
-        for k in range(x.shape[0]):
-            row = x[k]
-            for i in range(total.size):
-                total[i] += row[i]
-        return
-    numbers = x.reshape(x.size)
-    a, b, c, d = 0.0, 0.0, 0.0, 0.0  # an addition waits some cycles for the one before: four independent sums
-    quads = numbers.size // 4 * 4
-    for k in range(0, quads, 4):
-        a, b, c, d = a + numbers[k], b + numbers[k + 1], c + numbers[k + 2], d + numbers[k + 3]
-    for k in range(quads, numbers.size):
-        a += numbers[k]
-    total[0] = (a + b) + (c + d)
+TASKS = 64  # the sums of a larger array are divided into this many tasks for the threads
 
 
 @helper
 def _sum_rows(x: ndarray, total: ndarray) -> None:
     """Compute total (inner,) float64 = sum of the rows of x (rows, inner)."""
     width = wide(total.size)
-    if x.size < 4 * width:
-        _sum_few(x, total)
+    numbers = x.reshape(x.size)
+    if numbers.size < 4 * width:
+        total[:] = 0
+        for k in range(x.shape[0]):
+            row = x[k]
+            for i in range(total.size):
+                total[i] += row[i]
         return
     sums = np.zeros(width)
-    numbers = x.reshape(x.size)
     begin = 0
     while begin + 4 * width <= numbers.size:  # four rows together: the sums are loaded and stored a quarter as often
         fetch(numbers, begin + 4 * width, 4 * width)
@@ -64,16 +50,26 @@ def _sum_rows(x: ndarray, total: ndarray) -> None:
 
 
 @apart_jit
-def _sum_part(x: ndarray, task: int, partial: ndarray) -> None:
-    chunks, outer = partial.shape[:2]
-    n, chunk, o = x.shape[1], task // outer, task % outer
-    _sum_rows(x[o, chunk * n // chunks : (chunk + 1) * n // chunks], partial[chunk, o])
+def _sum_parts(x: ndarray, first: int, last: int, partial: ndarray) -> None:
+    """Compute the rows `first` to `last` - 1 of partial (chunks, outer, inner): sums of a chunk of axis 1 of x."""
+    chunks, outer, inner = partial.shape
+    n, numbers, sums = x.shape[1], x.reshape(x.size), partial.reshape(partial.size)
+    for row in range(first, last):
+        chunk, o = row // outer, row % outer
+        begin, end = chunk * n // chunks, (chunk + 1) * n // chunks
+        if inner == 1:
+            sum_in_float64(numbers, o * n + begin, end - begin, sums, row)
+        else:
+            _sum_rows(x[o, begin:end], partial[chunk, o])
 
 
 @parallel_jit
-def _sum_parts(x: ndarray, partial: ndarray) -> None:
-    for task in prange(partial.shape[0] * partial.shape[1]):
-        _sum_part(x, task, partial)
+def _sum_in_tasks(x: ndarray, partial: ndarray) -> None:
+    rows = partial.shape[0] * partial.shape[1]
+    tasks = min(TASKS, rows)
+    for number in prange(tasks):
+        task = np.int64(number)  # an index of prange is unsigned: with signed integers, Numba would compute in float64
+        _sum_parts(x, task * rows // tasks, (task + 1) * rows // tasks, partial)
 
 
 @jit
@@ -81,10 +77,9 @@ def sum(x: ndarray, partial: ndarray, out: ndarray) -> None:
     """Sum as in reference.py; partial (chunks, outer, inner) float64: scratch for the sums of each chunk of axis 1."""
     chunks, outer, inner = partial.shape
     if x.size < SERIAL:
-        for task in range(chunks * outer):
-            _sum_part(x, task, partial)
+        _sum_parts(x, 0, chunks * outer, partial)
     else:
-        _sum_parts(x, partial)
+        _sum_in_tasks(x, partial)
     for o in range(outer):
         for i in range(inner):
             total = partial[0, o, i]
@@ -93,11 +88,20 @@ def sum(x: ndarray, partial: ndarray, out: ndarray) -> None:
             out[o, i] = total
 
 
-@jit
-def maximum(x: ndarray, out: ndarray, winner: ndarray) -> None:
-    outer, n, inner = x.shape
-    for o in range(outer):
+@apart_jit
+def _maximum_of(x: ndarray, first: int, last: int, out: ndarray, winner: ndarray) -> None:
+    """Compute the rows `first` to `last` - 1 of out (outer, inner)."""
+    n, inner = x.shape[1:]
+    for o in range(first, last):
         best, where = out[o], winner[o]
+        if inner == 1:  # in registers
+            row = x[o].reshape(n)
+            largest, at = row[0], 0
+            for k in range(1, n):
+                if largest == largest and not row[k] <= largest:
+                    largest, at = row[k], k
+            best[0], where[0] = largest, at
+            continue
         for i in range(inner):
             best[i], where[i] = x[o, 0, i], 0
         for k in range(1, n):
@@ -105,6 +109,22 @@ def maximum(x: ndarray, out: ndarray, winner: ndarray) -> None:
             for i in range(inner):
                 if best[i] == best[i] and not row[i] <= best[i]:
                     best[i], where[i] = row[i], k
+
+
+@parallel_jit
+def _maximum_in_tasks(x: ndarray, out: ndarray, winner: ndarray) -> None:
+    tasks = min(TASKS, x.shape[0])
+    for number in prange(tasks):
+        task = np.int64(number)
+        _maximum_of(x, task * x.shape[0] // tasks, (task + 1) * x.shape[0] // tasks, out, winner)
+
+
+@jit
+def maximum(x: ndarray, out: ndarray, winner: ndarray) -> None:
+    if x.size < SERIAL:
+        _maximum_of(x, 0, x.shape[0], out, winner)
+    else:
+        _maximum_in_tasks(x, out, winner)
 
 
 @jit

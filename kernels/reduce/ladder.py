@@ -27,10 +27,22 @@ def in_float32(x: ndarray, partial: ndarray, out: ndarray) -> None:
 @jit
 def row_by_row(x: ndarray, partial: ndarray, out: ndarray) -> None:
     """Keep one sum for each column, and load and store it for each row. For a plain vector, keep four sums."""
+    rows, columns = x.shape[1:]
+    quads = rows // 4 * 4 if columns == 1 else 0
     for o in range(x.shape[0]):
-        cpu._sum_few(x[o], partial[0, o])
-        for i in range(x.shape[2]):
-            out[o, i] = partial[0, o, i]
+        total = partial[0, o]
+        total[:] = 0
+        if columns == 1:
+            a, b, c, d = 0.0, 0.0, 0.0, 0.0
+            for k in range(0, quads, 4):
+                a, b, c, d = a + x[o, k, 0], b + x[o, k + 1, 0], c + x[o, k + 2, 0], d + x[o, k + 3, 0]
+            total[0] = (a + b) + (c + d)
+        for k in range(quads, rows):
+            row = x[o, k]
+            for i in range(columns):
+                total[i] += row[i]
+        for i in range(columns):
+            out[o, i] = total[i]
 
 
 def wide_rows(x: ndarray, partial: ndarray, out: ndarray) -> None:

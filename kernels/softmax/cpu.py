@@ -1,4 +1,4 @@
-"""Softmax and cross-entropy on one core: a batch of class scores is usually too small for several threads.
+"""Softmax, with the rows divided among threads, and cross-entropy on one core, since class scores are few numbers.
 
 A row of ten classes does not fill a vector register. So exp, which does not depend on the row's other elements,
 processes all numbers of a block of rows in one loop. A block stays in the first-level cache. Sums are in float64.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import helper, jit
+from minidl.engine.jit import Part, helper, jit
 
 from ..activation import functions
+from ..elementwise.stream import get, put
+from ..norm.cpu import by_blocks
+from ..reduce.row_sum import sum_in_float64
 from .reference import __all__ as __all__
 
 BLOCK_SIZE = 4096  # a block of rows has at most this many elements, unless a single row has more
@@ -69,22 +73,10 @@ def _center(x: ndarray, y: ndarray) -> None:
 
 
 @helper
-def _sum(x: ndarray) -> float:
-    """Return the sum of x, as eight independent sums, because an addition waits for the one before it."""
-    a = b = c = d = e = f = g = h = 0.0
-    whole = x.size - x.size % 8
-    for j in range(0, whole, 8):
-        a += x[j]
-        b += x[j + 1]
-        c += x[j + 2]
-        d += x[j + 3]
-        e += x[j + 4]
-        f += x[j + 5]
-        g += x[j + 6]
-        h += x[j + 7]
-    for j in range(whole, x.size):
-        a += x[j]
-    return ((a + b) + (c + d)) + ((e + f) + (g + h))
+def _sum(x: ndarray, total: ndarray) -> float:
+    """Return the sum of x; total (1,) float64: scratch."""
+    sum_in_float64(x, 0, x.size, total, 0)
+    return total[0]
 
 
 @helper
@@ -99,56 +91,59 @@ def _scale(y: ndarray, factor: float) -> None:
         y[j] *= factor
 
 
-@jit
-def softmax(x: ndarray, y: ndarray) -> None:
-    step = _block_rows(x)
+@by_blocks
+def softmax(x: Part, y: Part) -> None:
+    step, total = _block_rows(x), np.empty(1)
     for first in range(0, x.shape[0], step):
         block = y[first : first + step]
         _center(x[first : first + step], block)
         _exp(block.reshape(-1))
         for i in range(block.shape[0]):
-            _scale(block[i], y.dtype.type(1 / _sum(block[i])))
+            _scale(block[i], y.dtype.type(1 / _sum(block[i], total)))
 
 
-@jit
-def softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
+@by_blocks
+def softmax_backward(dy: Part, y: Part, dx: Part) -> None:
+    total = np.empty(1)
     for i in range(y.shape[0]):
         dy_row, y_row, dx_row = dy[i], y[i], dx[i]
         for j in range(y_row.size):
-            dx_row[j] = dy_row[j] * y_row[j]
-        inner = y.dtype.type(_sum(dx_row))
+            put(dx_row, j, get(dy_row, j) * get(y_row, j), False)
+        inner = y.dtype.type(_sum(dx_row, total))
         for j in range(y_row.size):
-            dx_row[j] = y_row[j] * (dy_row[j] - inner)
+            put(dx_row, j, get(y_row, j) * (get(dy_row, j) - inner), False)
 
 
-@jit
-def log_softmax(x: ndarray, y: ndarray) -> None:
+@by_blocks
+def log_softmax(x: Part, y: Part) -> None:
     """Compute (x_j - max(x)) - log(sum), in this order: if the maximum is large, max(x) + log(sum) would lose digits of
     the logarithm."""
+    total = np.empty(1)
     for i in range(x.shape[0]):
         _center(x[i : i + 1], y[i : i + 1])
         _exp(y[i])
-        log_sum = y.dtype.type(math.log(_sum(y[i])))
+        log_sum = y.dtype.type(math.log(_sum(y[i], total)))
         _center(x[i : i + 1], y[i : i + 1])  # once more: _exp has overwritten the result in y
         _subtract(y[i], log_sum, y[i])
 
 
-@jit
-def log_softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
+@by_blocks
+def log_softmax_backward(dy: Part, y: Part, dx: Part) -> None:
+    scratch = np.empty(1)
     for i in range(y.shape[0]):
         dy_row, y_row, dx_row = dy[i], y[i], dx[i]
-        total = y.dtype.type(_sum(dy_row))
+        total = y.dtype.type(_sum(dy_row, scratch))
         for j in range(y_row.size):
-            dx_row[j] = dy_row[j] - functions.exp(y_row[j]) * total
+            put(dx_row, j, get(dy_row, j) - functions.exp(get(y_row, j)) * total, False)
 
 
 @helper
-def _expected(row: ndarray, label: int, smoothing: float) -> float:
+def _expected(row: ndarray, label: int, smoothing: float, scratch: ndarray) -> float:
     """Return the sum of target * centered logit; NaN for an invalid label, so that the loss becomes NaN."""
     if label < 0 or label >= row.size:
         return math.nan
     expected = (1 - smoothing) * row[label]
-    return expected + smoothing / row.size * _sum(row) if smoothing > 0 else expected
+    return expected + smoothing / row.size * _sum(row, scratch) if smoothing > 0 else expected
 
 
 @jit
@@ -160,16 +155,16 @@ def cross_entropy(
     The targets of a row sum to 1, so the logarithm of the sum is added once for each row.
     """
     rows = logits.shape[0]
-    step = _block_rows(logits)
+    step, scratch = _block_rows(logits), np.empty(1)
     total = 0.0
     for first in range(0, rows, step):
         block = probabilities[first : first + step]
         _center(logits[first : first + step], block)
         for i in range(block.shape[0]):
-            total -= _expected(block[i], labels[first + i], smoothing)
+            total -= _expected(block[i], labels[first + i], smoothing, scratch)
         _exp(block.reshape(-1))
         for i in range(block.shape[0]):
-            row_sum = _sum(block[i])
+            row_sum = _sum(block[i], scratch)
             total += math.log(row_sum)
             _scale(block[i], block.dtype.type(1 / row_sum))
     loss[0] = total / rows

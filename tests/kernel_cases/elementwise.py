@@ -18,7 +18,7 @@ def cases(a: Arrays) -> Cases:
         yield "fill", dict(value=0.1, out=a.empty(n))
         yield "accumulate", dict(x=a.normal(n), out=a.normal(n))
         yield "absolute_backward", dict(dy=a.normal(n), x=a.integers(3, n).astype(a.dtype) - 1, dx=a.empty(n))
-        for exponent in (0.0, 2.0, 2.5):
+        for exponent in (0.0, 2.0, 2.5, -1.0, -0.5, 0.5, 1.0, 3.0, 4.0):
             yield "power", dict(x=a.positive(n), exponent=exponent, out=a.empty(n))
             yield "power_backward", dict(dy=a.normal(n), x=a.positive(n), exponent=exponent, dx=a.empty(n))
     yield "add", dict(a=a.normal(0), b=a.normal(0), out=a.empty(0))

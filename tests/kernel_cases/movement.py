@@ -31,6 +31,11 @@ def cases(a: Arrays) -> Cases:
             source=a.normal(256), source_offset=0, source_strides=np.array(source_strides), shape=np.array(shape),
             target_offset=8, target_strides=np.array(target_strides), target=a.empty(128),
         )  # fmt: skip
+    for n, step in ((40_009, 0), (40_009, 1), (33_000, 2)):  # one number to many, and vectors that are divided
+        vector = dict(source_strides=np.array([step]), shape=np.array([n]), target_strides=np.array([1]))
+        yield "copy", dict(source=a.normal(70_000), source_offset=3, **vector, target_offset=1, target=a.empty(n + 2))
+    columns = dict(source_strides=np.array([1, 0]), shape=np.array([37, 70]), target_strides=np.array([70, 1]))
+    yield "copy", dict(source=a.normal(38), source_offset=1, **columns, target_offset=0, target=a.empty(37 * 70))
     for n, rows, channels in ((1, 1, 1), (7, 33, 5), (33, 7, 17), (3, 0, 2), (5, 40, 132)):
         picked = a.integers(n, rows)
         yield "take", dict(x=a.normal(n, channels), rows=picked, out=a.empty(rows, channels))
