@@ -54,13 +54,16 @@ def _sum_parts(x: ndarray, first: int, last: int, partial: ndarray) -> None:
     """Compute the rows `first` to `last` - 1 of partial (chunks, outer, inner): sums of a chunk of axis 1 of x."""
     chunks, outer, inner = partial.shape
     n, numbers, sums = x.shape[1], x.reshape(x.size), partial.reshape(partial.size)
-    for row in range(first, last):
-        chunk, o = row // outer, row % outer
-        begin, end = chunk * n // chunks, (chunk + 1) * n // chunks
-        if inner == 1:
-            sum_in_float64(numbers, o * n + begin, end - begin, sums, row)
-        else:
-            _sum_rows(x[o, begin:end], partial[chunk, o])
+    row = first
+    while row < last:
+        chunk = row // outer
+        begin, end, above = chunk * n // chunks, (chunk + 1) * n // chunks, chunk * outer
+        for o in range(row - above, min(last - above, outer)):
+            if inner == 1:
+                sum_in_float64(numbers, o * n + begin, end - begin, sums, above + o)
+            else:
+                _sum_rows(x[o, begin:end], partial[chunk, o])
+        row = above + outer
 
 
 @parallel_jit
