@@ -1,5 +1,5 @@
 """The strided copy, compiled. Axes that are contiguous in memory are merged, the last two of the merged axes form
-planes, and the planes are divided among the threads.
+planes, and the rows of all planes are divided among the threads.
 
 Memory limits a copy, and memory moves whole cache lines of 16 numbers. If source and target are contiguous along the
 last axis, whole lines are used. In a transpose, the target is contiguous within a row of the plane, and the source
@@ -15,14 +15,16 @@ import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, helper, jit, parallel_jit, prange
+from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.pack import transpose_square
 from minidl.kernels.matmul.tile import lanes
 
 from .reference import __all__ as __all__
 
 SERIAL = 32768  # one thread copies arrays with fewer numbers
-TASKS = 32  # a larger copy is divided into this many tasks for the threads
+TASKS = 32  # the rows of a larger copy are divided into this many tasks for the threads
 COLUMNS = 128
+SHORT_ROW = 4  # vectors: shorter rows are copied without the overhead of a vector loop for each row
 
 
 @apart_jit
@@ -95,13 +97,46 @@ def _transpose_plane(source: ndarray, step: int, target: ndarray, t_row: int, ro
             r += 1
 
 
+@instructions
+def _copy_short_rows(
+    e: Emitter, source: Value, s: Value, s_row: Value, target: Value, t: Value, t_row: Value, rows: Value,
+    columns: Value,
+) -> None:  # fmt: skip
+    """Copy rows of at most SHORT_ROW vectors: target[t + r * t_row + c] = source[s + r * s_row + c]."""
+
+    def copy(vectors: int, whole: bool) -> None:
+        last, mask = vectors - 1, e.mask(vectors - 1, columns)
+
+        def copy_row(sums: Sums, _: Value, s: Value, t: Value) -> Sums:
+            from_, to = e.at(source, s), e.at(target, t)
+            for v in range(vectors if whole else last):
+                e.store(e.load(from_, v * e.lanes), to, v * e.lanes)
+            if not whole:
+                e.store_masked(e.load_masked(from_, last * e.lanes, mask), to, last * e.lanes, mask)
+            return sums
+
+        e.loop(rows, [(s, s_row), (t, t_row)], {}, copy_row)
+
+    def choose(vectors: int) -> None:
+        with e.builder.if_else(e.builder.icmp_signed("==", columns, e.integer(vectors * e.lanes))) as (whole, part):
+            with whole:
+                copy(vectors, True)
+            with part:
+                copy(vectors, False)
+
+    e.fewest_vectors(columns, SHORT_ROW, choose)
+
+
 @helper
-def _copy_plane(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray) -> None:
-    """Copy the plane of the last two axes, which begins at element s of source and at element t of target."""
-    rows, columns = axes[0]
+def _copy_plane(source: ndarray, s: int, target: ndarray, t: int, rows: int, axes: ndarray) -> None:
+    """Copy `rows` rows of a plane, the last two axes, which begin at element s of source and element t of target."""
+    columns = axes[0, 1]
     s_row, s_column = axes[1]
     t_row, t_column = axes[2]
     if s_column == 1 and t_column == 1:
+        if columns <= SHORT_ROW * lanes(source):
+            _copy_short_rows(source, s, s_row, target, t, t_row, rows, columns)
+            return
         for r in range(rows):
             row, into = source[s + r * s_row :][:columns], target[t + r * t_row :][:columns]
             for c in range(columns):
@@ -123,42 +158,29 @@ def _copy_plane(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray)
 
 
 @apart_jit
-def _copy_planes(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray, first: int, last: int) -> None:
-    """Copy the planes `first` to `last` - 1, numbered in row-major order over the outer axes (all but the last two)."""
+def _copy_rows(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray, first: int, last: int) -> None:
+    """Copy the rows `first` to `last` - 1 of all planes, numbered in row-major order over all axes but the last."""
     outer = axes.shape[1] - 2
-    for plane in range(first, last):
-        rest, from_, to = plane, s, t
+    rows, done = axes[0, outer], first
+    while done < last:
+        r = done % rows
+        count, rest = min(rows - r, last - done), done // rows
+        from_, to = s + r * axes[1, outer], t + r * axes[2, outer]
         for k in range(outer):
             axis = outer - 1 - k
             index = rest % axes[0, axis]
             rest //= axes[0, axis]
             from_ += index * axes[1, axis]
             to += index * axes[2, axis]
-        _copy_plane(source, from_, target, to, axes[:, outer:])
+        _copy_plane(source, from_, target, to, count, axes[:, outer:])
+        done += count
 
 
 @parallel_jit
-def _copy_in_tasks(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray, planes: int) -> None:
-    for task in prange(TASKS):
-        _copy_planes(source, s, target, t, axes, task * planes // TASKS, (task + 1) * planes // TASKS)
-
-
-@apart_jit
-def _split(axes: ndarray) -> ndarray:
-    """Divide each plane into up to TASKS planes of fewer rows, for copies with few planes. Return the new axes."""
-    parts = 1
-    while parts < TASKS and axes[0, -2] % (2 * parts) == 0:
-        parts *= 2
-    rank = axes.shape[1]
-    split = np.empty((3, rank + 1), np.int64)
-    for k in range(3):  # one number at a time: Numba takes a second to compile an assignment to a slice
-        for axis in range(rank):
-            split[k, axis if axis < rank - 2 else axis + 1] = axes[k, axis]
-    split[0, rank - 1] //= parts
-    split[0, rank - 2] = parts
-    for k in range(1, 3):
-        split[k, rank - 2] = split[k, rank - 1] * split[0, rank - 1]
-    return split
+def _copy_in_tasks(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray, rows: int) -> None:
+    for number in prange(TASKS):
+        task = np.int64(number)  # an index of prange is unsigned: with signed integers, Numba would compute in float64
+        _copy_rows(source, s, target, t, axes, task * rows // TASKS, (task + 1) * rows // TASKS)
 
 
 @jit
@@ -172,21 +194,17 @@ def copy(
     if size == 0:
         return
     axes = _merged(shape, source_strides, target_strides)
-    planes = size // (axes[0, -1] * axes[0, -2])
+    rows = size // axes[0, -1]
     if size < SERIAL:
-        _copy_planes(source, source_offset, target, target_offset, axes, 0, planes)
+        _copy_rows(source, source_offset, target, target_offset, axes, 0, rows)
         return
-    if planes == 1 and axes[0, 0] == 1:  # a vector: TASKS rows, and what remains
-        count, s_step, t_step = axes[0, 1] // TASKS, axes[1, 1], axes[2, 1]
+    if rows == 1:  # a vector: TASKS rows, and what remains
+        rows, count, s_step, t_step = TASKS, axes[0, 1] // TASKS, axes[1, 1], axes[2, 1]
         done = count * TASKS
         axes[0, 1] -= done
-        _copy_planes(source, source_offset + done * s_step, target, target_offset + done * t_step, axes, 0, 1)
-        axes[0, 0], axes[1, 0], axes[2, 0] = TASKS, count * s_step, count * t_step
-        axes[0, 1] = count
-    if planes < TASKS:
-        axes = _split(axes)
-        planes = size // (axes[0, -1] * axes[0, -2])
-    _copy_in_tasks(source, source_offset, target, target_offset, axes, planes)
+        _copy_rows(source, source_offset + done * s_step, target, target_offset + done * t_step, axes, 0, 1)
+        axes[0, 0], axes[1, 0], axes[2, 0], axes[0, 1] = TASKS, count * s_step, count * t_step, count
+    _copy_in_tasks(source, source_offset, target, target_offset, axes, rows)
 
 
 @jit

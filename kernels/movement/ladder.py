@@ -49,7 +49,7 @@ def planes(
 ) -> None:  # fmt: skip
     """Copy planes of two axes; squares of a transpose are turned in registers."""
     axes = cpu._merged(shape, source_strides, target_strides)
-    cpu._copy_planes(source, source_offset, target, target_offset, axes, 0, np.prod(axes[0, :-2]))
+    cpu._copy_rows(source, source_offset, target, target_offset, axes, 0, np.prod(axes[0, :-1]))
 
 
 RUNGS = {
