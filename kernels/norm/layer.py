@@ -5,7 +5,7 @@
     y = (x - mean) * rstd * weight + bias
 
 Each pass processes ROWS rows before the next pass begins. A square root and two divisions of a row take 50 cycles, one
-after the other; meanwhile a core sums other rows. The sums are in vector registers (reduce/row_sum.py).
+after the other; meanwhile a core sums other rows. The sums are in vector registers (reduce/along_row.py).
 
 In the backward pass, the gradients of weight and bias are sums over the rows: in float32 over ROWS rows, and in float64
 over these sums.
@@ -23,7 +23,7 @@ from minidl.engine.jit import helper
 
 from ..elementwise.stream import get, put
 from ..matmul.emitter import Emitter, Value, instructions
-from ..reduce.row_sum import Load, sum_row
+from ..reduce.along_row import Load, along_row
 
 ROWS = 8  # rows that a pass processes before the next pass: so the waits of one row overlap the work on others
 
@@ -40,9 +40,9 @@ def _sum_distances(e: Emitter, x: Value, at: Value, count: Value, origin: Value,
 
     with e.builder.if_else(squared) as (squares, distances):
         with squares:
-            sum_row(e, e, count, 1, lambda load: [square(load)], to)
+            along_row(e, e, count, 1, lambda load: [square(load)], to)
         with distances:
-            sum_row(e, e, count, 1, lambda load: [distance(load)], to)
+            along_row(e, e, count, 1, lambda load: [distance(load)], to)
 
 
 @instructions
@@ -60,7 +60,7 @@ def _sum_gradients(
         dz = b.fmul(load(dys), load(weight))
         return dz, b.fmul(dz, b.fmul(b.fsub(load(row), center), scale))
 
-    sum_row(e, e, count, 2, terms, to)
+    along_row(e, e, count, 2, terms, to)
 
 
 @helper

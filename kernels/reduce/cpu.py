@@ -12,8 +12,8 @@ from numpy import ndarray
 from minidl.engine.jit import apart_jit, helper, jit, parallel_jit, prange
 
 from ..elementwise.stream import fetch
+from .along_row import sum_in_float64
 from .reference import __all__ as __all__
-from .row_sum import sum_in_float64
 from .rows import narrow, wide
 
 SERIAL = 32768  # one thread sums arrays with fewer numbers

@@ -16,11 +16,10 @@ from minidl.engine.jit import Part, helper, jit
 from ..activation import functions
 from ..elementwise.stream import get, put
 from ..norm.cpu import by_blocks
-from ..reduce.row_sum import sum_in_float64
+from ..reduce.along_row import largest, sum_in_float64
 from .reference import __all__ as __all__
 
 BLOCK_SIZE = 4096  # a block of rows has at most this many elements, unless a single row has more
-SHORT_ROW = 16  # the elements of a row of up to this length are compared one by one to find the maximum
 
 
 @helper
@@ -29,47 +28,21 @@ def _block_rows(x: ndarray) -> int:
 
 
 @helper
-def _largest_of_few(x: ndarray) -> float:
-    largest = x[0]
-    for v in x[1:]:
-        largest = v if v > largest else largest
-    return largest
-
-
-@helper
-def _largest_of_many(x: ndarray, scratch: ndarray) -> float:
-    """Return the largest number of a row. A copy of the row is folded in half until few numbers are left; each fold
-    keeps the larger number of each pair."""
-    n = x.size
-    for j in range(n):
-        scratch[j] = x[j]
-    while n > SHORT_ROW:
-        half = (n + 1) // 2
-        low, high = scratch[: n - half], scratch[half:n]
-        for j in range(low.size):
-            low[j] = high[j] if high[j] > low[j] else low[j]
-        n = half
-    return _largest_of_few(scratch[:n])
-
-
-@helper
 def _subtract(x: ndarray, number: float, y: ndarray) -> None:
     for j in range(x.size):
-        y[j] = x[j] - number
+        put(y, j, get(x, j) - number, False)
 
 
 @helper
 def _center(x: ndarray, y: ndarray) -> None:
     """Compute y = x - max(x) in each row: the softmax does not change, and exp cannot overflow.
 
-    A NaN may or may not count as the largest: in both cases the row's sum becomes NaN.
+    A NaN does not count as the largest; the row's sum becomes NaN.
     """
-    if x.shape[1] <= SHORT_ROW:
-        for i in range(x.shape[0]):
-            _subtract(x[i], _largest_of_few(x[i]), y[i])
-    else:
-        for i in range(x.shape[0]):
-            _subtract(x[i], _largest_of_many(x[i], y[i]), y[i])
+    maximum = np.empty(1, x.dtype)
+    for i in range(x.shape[0]):
+        largest(x[i], 0, x.shape[1], maximum)
+        _subtract(x[i], maximum[0], y[i])
 
 
 @helper
@@ -118,13 +91,15 @@ def softmax_backward(dy: Part, y: Part, dx: Part) -> None:
 def log_softmax(x: Part, y: Part) -> None:
     """Compute (x_j - max(x)) - log(sum), in this order: if the maximum is large, max(x) + log(sum) would lose digits of
     the logarithm."""
-    total = np.empty(1)
+    total, maximum = np.empty(1), np.empty(1, x.dtype)
     for i in range(x.shape[0]):
-        _center(x[i : i + 1], y[i : i + 1])
-        _exp(y[i])
-        log_sum = y.dtype.type(math.log(_sum(y[i], total)))
-        _center(x[i : i + 1], y[i : i + 1])  # once more: _exp has overwritten the result in y
-        _subtract(y[i], log_sum, y[i])
+        x_row, y_row = x[i], y[i]
+        largest(x_row, 0, x_row.size, maximum)
+        _subtract(x_row, maximum[0], y_row)
+        _exp(y_row)
+        log_sum = y.dtype.type(math.log(_sum(y_row, total)))
+        for j in range(y_row.size):
+            put(y_row, j, (get(x_row, j) - maximum[0]) - log_sum, False)
 
 
 @by_blocks

@@ -1,0 +1,98 @@
+"""Sums and maxima along a row, whose numbers are contiguous, in vector registers.
+
+An addition waits four cycles for the one before it, so a row is added as VECTORS independent vectors. This needs vector
+instructions (matmul/emitter.py): LLVM does not change the order of the additions in a plain loop. The end of a row,
+which does not fill these vectors, is loaded with masks. Then vectors and lanes are added in pairs. A maximum is found
+in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+
+from ..matmul.emitter import Emitter, Sums, Value, instructions
+
+VECTORS = 4
+Load = Callable[[Value], Value]  # a pointer to the first number of a row -> a vector of the row
+
+
+class Operation(NamedTuple):
+    """What combines two vectors, and the number that changes nothing."""
+
+    neutral: float
+    combine: Callable[[Any, Value, Value], Value]  # (llvmlite's IRBuilder, a vector, a vector) -> a vector
+
+
+ADD = Operation(0.0, lambda b, x, y: b.fadd(x, y))
+LARGER = Operation(-math.inf, lambda b, x, y: b.select(b.fcmp_ordered(">", y, x), y, x))  # a NaN in y is left out
+
+
+def _across_lanes(e: Emitter, operation: Operation, vector: Value) -> Value:
+    """Combine the second half of a vector's numbers with the first, then a quarter with a quarter, ...; return one."""
+    lanes = e.lanes
+    while lanes > 1:
+        lanes //= 2
+        halves = [ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(i, i + lanes))) for i in (0, lanes)]
+        vector = operation.combine(e.builder, *(e.builder.shuffle_vector(vector, vector, half) for half in halves))
+    return e.builder.extract_element(vector, ir.IntType(32)(0))
+
+
+def along_row(
+    e: Emitter, results: Emitter, count: Value, kinds: int, terms: Callable[[Load], Sequence[Value]], to: Value,
+    operation: Operation = ADD,
+) -> None:  # fmt: skip
+    """Write instructions that store `kinds` sums over the `count` numbers of a row in to[0], to[1], ...
+
+    terms(load) returns a vector for each sum. load(pointer) loads a vector of the row that begins there. results: the
+    emitter for the sums, `e` or e.in_float64(). operation: LARGER for maxima instead of sums.
+    """
+    b, width, neutral = e.builder, VECTORS * e.lanes, results.filled(operation.neutral)
+
+    def add(sums: Sums, begin: Value, masks: Sequence[Value] = ()) -> Sums:
+        added = {}
+        for v in range(VECTORS):
+
+            def load(row: Value, v: int = v) -> Value:
+                start = e.at(row, begin)
+                if masks:
+                    return e.load_masked(start, v * e.lanes, masks[v])
+                return e.load(start, v * e.lanes)
+
+            for k, term in enumerate(terms(load)):
+                within = b.select(masks[v], term, neutral) if masks else term
+                added[k, v] = operation.combine(b, sums[k, v], within)
+        return added
+
+    def whole_vectors() -> Sums:
+        return results.loop(rounds, [(0, width)], first, lambda sums, _, begin: add(sums, begin))
+
+    rounds = b.sdiv(count, e.integer(width))
+    begin = e.times(rounds, width)
+    rest = b.sub(count, begin)
+    first = {(k, v): neutral for k in range(kinds) for v in range(VECTORS)}
+    sums = results.when(b.icmp_signed(">", rounds, e.integer(0)), whole_vectors, first)
+    masks = [e.mask(v, rest) for v in range(VECTORS)]
+    sums = results.when(b.icmp_signed(">", rest, e.integer(0)), lambda: add(sums, begin, masks), sums)
+    for k in range(kinds):
+        vectors = [sums[k, v] for v in range(VECTORS)]
+        while len(vectors) > 1:
+            vectors = [operation.combine(b, *vectors[i : i + 2]) for i in range(0, len(vectors), 2)]
+        b.store(_across_lanes(results, operation, vectors[0]), e.at(to, k))
+
+
+@instructions
+def sum_in_float64(e: Emitter, x: Value, at: Value, count: Value, total: Value, to: Value) -> None:
+    """Compute total[to] float64 = the sum of `count` numbers from x[at] on."""
+    row, wide = e.at(x, at), e.in_float64()
+    along_row(e, wide, count, 1, lambda load: [wide.extended(load(row))], e.at(total, to))
+
+
+@instructions
+def largest(e: Emitter, x: Value, at: Value, count: Value, maximum: Value) -> None:
+    """Compute maximum[0] = the largest of `count` numbers from x[at] on, without NaNs; -inf if there is none."""
+    row = e.at(x, at)
+    along_row(e, e, count, 1, lambda load: [load(row)], maximum, LARGER)
