@@ -252,39 +252,58 @@ def _write_tile(
         _tile_instruction(e, "tilestored64", number, pointer, pitch)
 
 
-def _make_multiply(streams: bool) -> Any:
-    @instructions
-    def multiply(
-        e: Emitter, rows: Value, columns: Value, blocks: Value, accumulate: Value, a: Value, a_at: Value, b: Value,
-        b_at: Value, c: Value, c_at: Value, c_row: Value,
-    ) -> None:  # fmt: skip
-        """Compute c[c_at + i * c_row + j] for 32 x 32 numbers; 16 rows (columns) if `rows` (`columns`) is at most 16.
+def _write_tiles(e: Emitter, rows: Value, columns: Value, *arguments: Any) -> None:
+    """Write tiles of 32 or 16 rows and columns (_write_tile); the least that holds `rows` and `columns` runs."""
 
-        a, b: a strip and a panel of `blocks` blocks. If `accumulate`, the sums continue from those in c. If b
-        `streams`, what follows the panel is prefetched into L1: the next panel.
-        """
-        a, b, c = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
-        after = e.at(b, e.times(blocks, BLOCK))
+    def wide(height: int) -> None:
+        with e.builder.if_else(e.builder.icmp_signed(">", columns, e.integer(16))) as (two, one):
+            with two:
+                _write_tile(e, height, 2, *arguments)
+            with one:
+                _write_tile(e, height, 1, *arguments)
 
-        def prefetches(_: Value, at: Value) -> Iterator[None]:
-            for line in range(BLOCK // 16 if streams else 0):
-                e.prefetch(e.at(after, at), 16 * line, level=1)
-                if line % 3 == 2:
-                    yield
-
-        def wide(height: int) -> None:
-            with e.builder.if_else(e.builder.icmp_signed(">", columns, e.integer(16))) as (two, one):
-                with two:
-                    _write_tile(e, height, 2, blocks, accumulate, a, b, c, c_row, prefetches)
-                with one:
-                    _write_tile(e, height, 1, blocks, accumulate, a, b, c, c_row, prefetches)
-
-        e.lowest(rows, (32, 16), lambda height: wide(height // 16))
-
-    return multiply
+    e.lowest(rows, (32, 16), lambda height: wide(height // 16))
 
 
-multiply, multiply_streaming = _make_multiply(False), _make_multiply(True)
+@instructions
+def multiply(
+    e: Emitter, rows: Value, columns: Value, blocks: Value, accumulate: Value, a: Value, a_at: Value, b: Value,
+    b_at: Value, c: Value, c_at: Value, c_row: Value, soon: Value, soon_at: Value, soon_row: Value,
+) -> None:  # fmt: skip
+    """Compute c[c_at + i * c_row + j] for 32 x 32 numbers; 16 rows (columns) if `rows` (`columns`) is at most 16.
+
+    a, b: a strip and a panel of `blocks` blocks. If `accumulate`, the sums continue from those in c. What is written
+    next, soon[soon_at + i * soon_row + j], is prefetched, 8 rows in each block: a store waits for its line, and few
+    stores can wait at a time.
+    """
+    soon = e.at(soon, soon_at)
+
+    def prefetches(block: Value, _: Value) -> Iterator[None]:
+        row = e.at(soon, e.times(e.times(block, 8), soon_row))
+        for i in range(8):
+            for line in range(2):
+                e.prefetch(e.at(row, e.times(soon_row, i)), 16 * line, write=True)
+                yield
+
+    _write_tiles(e, rows, columns, blocks, accumulate, e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), c_row, prefetches)
+
+
+@instructions
+def multiply_streaming(
+    e: Emitter, rows: Value, columns: Value, blocks: Value, accumulate: Value, a: Value, a_at: Value, b: Value,
+    b_at: Value, c: Value, c_at: Value, c_row: Value,
+) -> None:  # fmt: skip
+    """Do as `multiply`, but prefetch what follows the panel into L1: the next panel."""
+    b = e.at(b, b_at)
+    after = e.at(b, e.times(blocks, BLOCK))
+
+    def prefetches(_: Value, at: Value) -> Iterator[None]:
+        for line in range(BLOCK // 16):
+            e.prefetch(e.at(after, at), 16 * line, level=1)
+            if line % 3 == 2:
+                yield
+
+    _write_tiles(e, rows, columns, blocks, accumulate, e.at(a, a_at), b, e.at(c, c_at), c_row, prefetches)
 
 
 @instructions
@@ -298,9 +317,12 @@ def multiply_and_split(
     def split(block: Value, at: Value) -> Iterator[None]:
         row, tiles = e.at(x, e.times(x_step, e.times(block, SIDE))), e.at(target, at)
         other = e.at(row, e.times(x_step, 16))
+        ahead = e.times(x_step, SIDE)  # rows of the next block: they are far apart, so the CPU does not prefetch them
         for j in range(16):
             for half in range(2):
                 _write_row(e, (e.load(start, 16 * half) for start in (row, other)), tiles, half * TILE + 16 * j)
+                for start in (row, other):
+                    e.prefetch(e.at(start, ahead), 16 * half, level=1)
                 yield
             row, other = (e.in_register(e.at(start, x_step)) for start in (row, other))
 

@@ -140,14 +140,16 @@ def _panel(
             if splits and row == first:
                 multiply_and_split(blocks, False, own, a_at, b, b_at, out, at, columns, x, x_at, x_step, own, to)
             else:
-                multiply(high, wide, blocks, False, own, a_at, b, b_at, out, at, columns)
+                multiply(high, wide, blocks, False, own, a_at, b, b_at, out, at, columns, out, at, columns)
             for i in range(high if relu or biased else 0):
                 finish_row(out, at + i * columns, out, at + i * columns, wide, bias, column, biased, relu)
             continue
         if splits and row == first:
             multiply_and_split(blocks, not begins, own, a_at, b, b_at, own, c_at, SIDE, x, x_at, x_step, own, to)
+        elif ends:
+            multiply(high, wide, blocks, not begins, own, a_at, b, b_at, own, c_at, SIDE, out, at, columns)
         else:
-            multiply(high, wide, blocks, not begins, own, a_at, b, b_at, own, c_at, SIDE)
+            multiply(high, wide, blocks, not begins, own, a_at, b, b_at, own, c_at, SIDE, own, c_at, SIDE)
         for i in range(high if ends else 0):
             finish_row(own, c_at + i * SIDE, out, at + i * columns, wide, bias, column, biased, relu)
 
