@@ -265,6 +265,18 @@ def _write_tiles(e: Emitter, rows: Value, columns: Value, *arguments: Any) -> No
     e.lowest(rows, (32, 16), lambda height: wide(height // 16))
 
 
+def _fetch_next_block(e: Emitter, strip: Value, at: Value) -> Iterator[None]:
+    """Prefetch the block after strip[at:] into L1, in PIECES pieces.
+
+    Strips come from L2. A core waits for few tiles at a time, fewer beside a busy hyperthread.
+    """
+    following, lines = e.at(strip, e.sum(at, BLOCK)), BLOCK // 16
+    for piece in range(PIECES):
+        for line in range(piece * lines // PIECES, (piece + 1) * lines // PIECES):
+            e.prefetch(following, 16 * line, level=1)
+        yield
+
+
 @instructions
 def multiply(
     e: Emitter, rows: Value, columns: Value, blocks: Value, accumulate: Value, a: Value, a_at: Value, b: Value,
@@ -274,18 +286,20 @@ def multiply(
 
     a, b: a strip and a panel of `blocks` blocks. If `accumulate`, the sums continue from those in c. What is written
     next, soon[soon_at + i * soon_row + j], is prefetched, 8 rows in each block: a store waits for its line, and few
-    stores can wait at a time.
+    stores can wait at a time. So is the next block of the strip.
     """
-    soon = e.at(soon, soon_at)
+    a, soon = e.at(a, a_at), e.at(soon, soon_at)
 
-    def prefetches(block: Value, _: Value) -> Iterator[None]:
-        row = e.at(soon, e.times(e.times(block, 8), soon_row))
+    def prefetches(block: Value, at: Value) -> Iterator[None]:
+        row, strip = e.at(soon, e.times(e.times(block, 8), soon_row)), _fetch_next_block(e, a, at)
         for i in range(8):
             for line in range(2):
                 e.prefetch(e.at(row, e.times(soon_row, i)), 16 * line, write=True)
-                yield
+                for _ in range(2):
+                    next(strip)
+                    yield
 
-    _write_tiles(e, rows, columns, blocks, accumulate, e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), c_row, prefetches)
+    _write_tiles(e, rows, columns, blocks, accumulate, a, e.at(b, b_at), e.at(c, c_at), c_row, prefetches)
 
 
 @instructions
@@ -317,12 +331,14 @@ def multiply_and_split(
     def split(block: Value, at: Value) -> Iterator[None]:
         row, tiles = e.at(x, e.times(x_step, e.times(block, SIDE))), e.at(target, at)
         other = e.at(row, e.times(x_step, 16))
+        strip = _fetch_next_block(e, a, at)
         ahead = e.times(x_step, SIDE)  # rows of the next block: they are far apart, so the CPU does not prefetch them
         for j in range(16):
             for half in range(2):
                 _write_row(e, (e.load(start, 16 * half) for start in (row, other)), tiles, half * TILE + 16 * j)
                 for start in (row, other):
                     e.prefetch(e.at(start, ahead), 16 * half, level=1)
+                next(strip)
                 yield
             row, other = (e.in_register(e.at(start, x_step)) for start in (row, other))
 
