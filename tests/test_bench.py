@@ -148,11 +148,12 @@ def test_elastic_on_mnist(root: Path, data_dir: Path) -> None:
 @pytest.mark.parametrize("command", [
     ["bench/accuracy.py", "--data", "digits", "--model", "mlp", "--augment", "none"],
     ["bench/figures.py"],
+    ["bench/ops.py", "--only", "square", "concat"],
     ["bench/parts.py"],
     ["-m", "bench.papers.sc17", "--only", "breakdown", "--out", "OUT"],
 ], ids=lambda command: " ".join(command[:2]))  # fmt: skip
 def test_other_benchmarks(root: Path, tmp_path: Path, command: list[str]) -> None:
-    pytest.importorskip("torch")  # for accuracy.py
+    pytest.importorskip("torch")  # for accuracy.py and ops.py
     assert output_of(root, *(str(tmp_path) if word == "OUT" else word for word in command))["rows"]
 
 
