@@ -27,6 +27,7 @@ from ..reduce.along_row import Load, along_row
 
 ROWS = 8  # rows that a pass processes before the next pass: so the waits of one row overlap the work on others
 
+
 @instructions
 def _sum_distances(e: Emitter, x: Value, at: Value, count: Value, origin: Value, squared: Value, to: Value) -> None:
     """Compute to[0] = the sum of x - origin[0] over `count` numbers from x[at] on, or, if `squared`, of its squares."""
@@ -110,8 +111,8 @@ def gradients_of_rows(
             for c in range(channels):
                 gradient, z = get(dy_row, c), (get(row, c) - shift) * scale
                 put(dx_row, c, scale * (gradient * get(weight, c) - mean_dz - z * mean_dz_z), False)
-                put(first, c, get(first, c) + gradient, False)
-                put(second, c, get(second, c) + gradient * z, False)
+                put(first, c, first[c] + gradient, False)  # not `get`: what it reads must not be written by `put`
+                put(second, c, second[c] + gradient * z, False)
         for k in range(2):
             for c in range(channels):
                 total[k, c] += few[k, c]

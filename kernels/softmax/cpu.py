@@ -95,11 +95,12 @@ def log_softmax(x: Part, y: Part) -> None:
     for i in range(x.shape[0]):
         x_row, y_row = x[i], y[i]
         largest(x_row, 0, x_row.size, maximum)
-        _subtract(x_row, maximum[0], y_row)
+        top = maximum[0]
+        _subtract(x_row, top, y_row)
         _exp(y_row)
         log_sum = y.dtype.type(math.log(_sum(y_row, total)))
         for j in range(y_row.size):
-            put(y_row, j, (get(x_row, j) - maximum[0]) - log_sum, False)
+            put(y_row, j, (get(x_row, j) - top) - log_sum, False)
 
 
 @by_blocks
