@@ -2,7 +2,7 @@
 
 An addition waits four cycles for the one before it, so a row is added as VECTORS independent vectors. This needs vector
 instructions (matmul/emitter.py): LLVM does not change the order of the additions in a plain loop. The end of a row,
-which does not fill these vectors, is loaded with masks. Then vectors and lanes are added in pairs. A maximum is found
+which does not fill a vector, is loaded with a mask. Then vectors and lanes are added in pairs. A maximum is found
 in the same way.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -52,31 +53,33 @@ def along_row(
     """
     b, width, neutral = e.builder, VECTORS * e.lanes, results.filled(operation.neutral)
 
-    def add(sums: Sums, begin: Value, masks: Sequence[Value] = ()) -> Sums:
-        added = {}
-        for v in range(VECTORS):
+    def add(sums: Sums, v: int, begin: Value, mask: Value | None = None) -> Sums:
+        """Add vector v of the numbers from `begin` on, or only the lanes that the mask selects."""
 
-            def load(row: Value, v: int = v) -> Value:
-                start = e.at(row, begin)
-                if masks:
-                    return e.load_masked(start, v * e.lanes, masks[v])
-                return e.load(start, v * e.lanes)
+        def load(row: Value) -> Value:
+            start = e.at(row, begin)
+            return e.load(start, v * e.lanes) if mask is None else e.load_masked(start, v * e.lanes, mask)
 
-            for k, term in enumerate(terms(load)):
-                within = b.select(masks[v], term, neutral) if masks else term
-                added[k, v] = operation.combine(b, sums[k, v], within)
+        added = dict(sums)
+        for k, term in enumerate(terms(load)):
+            within = term if mask is None else b.select(mask, term, neutral)
+            added[k, v] = operation.combine(b, sums[k, v], within)
         return added
 
-    def whole_vectors() -> Sums:
-        return results.loop(rounds, [(0, width)], first, lambda sums, _, begin: add(sums, begin))
+    def add_all(sums: Sums, _: Value, begin: Value) -> Sums:
+        for v in range(VECTORS):
+            sums = add(sums, v, begin)
+        return sums
 
     rounds = b.sdiv(count, e.integer(width))
-    begin = e.times(rounds, width)
-    rest = b.sub(count, begin)
+    end = e.times(rounds, width)
+    rest = b.sub(count, end)
     first = {(k, v): neutral for k in range(kinds) for v in range(VECTORS)}
-    sums = results.when(b.icmp_signed(">", rounds, e.integer(0)), whole_vectors, first)
-    masks = [e.mask(v, rest) for v in range(VECTORS)]
-    sums = results.when(b.icmp_signed(">", rest, e.integer(0)), lambda: add(sums, begin, masks), sums)
+    some = b.icmp_signed(">", rounds, e.integer(0))
+    sums = results.when(some, lambda: results.loop(rounds, [(0, width)], first, add_all), first)
+    for v in range(VECTORS):
+        more = b.icmp_signed(">", rest, e.integer(v * e.lanes))
+        sums = results.when(more, partial(add, sums, v, end, e.mask(v, rest)), sums)
     for k in range(kinds):
         vectors = [sums[k, v] for v in range(VECTORS)]
         while len(vectors) > 1:
