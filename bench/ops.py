@@ -1,10 +1,11 @@
-"""Operations that no other benchmark measures, beside PyTorch: which of them stands out?
+"""Operations beside PyTorch: which of them stands out?
 
     python bench/ops.py [--quick] [--json] [--only NAMES ...]
 
-Convolutions, products, batch and group norm and optimizers have benchmarks of their own. Here a model is one operation
-on one or two parameters. minidl's times are those of the calls in its recorded step. PyTorch runs the operation
-eagerly, which costs it a few us of Python. Its gradients of sums, transposes and concat are views: nothing is computed.
+The other benchmarks of operations (bench_*.py) compare the steps of a lesson with the machine's limit, at a few sizes.
+Here a model is one operation on one or two parameters. Convolutions, products, batch and group norm are left out, and
+measured there. minidl's times are those of the calls in its recorded step. PyTorch runs the operation eagerly, which
+costs it a few us of Python. Its gradients of sums, transposes and concat are views: nothing is computed.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from numpy import ndarray
 from minidl.engine.jit import Part, helper, in_parts, jit
 
 from ..elementwise.stream import get, put
-from ..norm.cpu import BLOCK_SIZE, MAX_BLOCKS, _block, _limit, _passing, _total, by_partial_sums
-from ..reduce.rows import narrow, repeat
+from ..norm.cpu import _limit, _passing, _total, by_partial_sums
+from ..reduce.rows import BLOCK_SIZE, MAX_BLOCKS, block_of_rows, narrow, repeat
 from .reference import __all__ as __all__
 
 WIDE_ROW = 64  # numbers: fewer than elsewhere, since the arrays of channels are filled again for each image
@@ -36,7 +36,7 @@ def _blocks(y: ndarray) -> int:
     return max(1, min(MAX_BLOCKS, y.shape[0], y.size // BLOCK_SIZE))
 
 
-by_images = in_parts(_blocks, _block)
+by_images = in_parts(_blocks, block_of_rows)
 
 
 @helper

@@ -265,15 +265,12 @@ def _write_tiles(e: Emitter, rows: Value, columns: Value, *arguments: Any) -> No
     e.lowest(rows, (32, 16), lambda height: wide(height // 16))
 
 
-def _fetch_next_block(e: Emitter, strip: Value, at: Value) -> Iterator[None]:
-    """Prefetch the block after strip[at:] into L1, in PIECES pieces.
-
-    Strips come from L2. A core waits for few tiles at a time, fewer beside a busy hyperthread.
-    """
-    following, lines = e.at(strip, e.sum(at, BLOCK)), BLOCK // 16
+def _fetch_block(e: Emitter, block: Value) -> Iterator[None]:
+    """Prefetch a block into L1, in PIECES pieces: a core waits for few tiles at a time, fewer beside a busy thread."""
+    lines = BLOCK // 16
     for piece in range(PIECES):
         for line in range(piece * lines // PIECES, (piece + 1) * lines // PIECES):
-            e.prefetch(following, 16 * line, level=1)
+            e.prefetch(block, 16 * line, level=1)
         yield
 
 
@@ -291,7 +288,7 @@ def multiply(
     a, soon = e.at(a, a_at), e.at(soon, soon_at)
 
     def prefetches(block: Value, at: Value) -> Iterator[None]:
-        row, strip = e.at(soon, e.times(e.times(block, 8), soon_row)), _fetch_next_block(e, a, at)
+        row, strip = e.at(soon, e.times(e.times(block, 8), soon_row)), _fetch_block(e, e.at(a, e.sum(at, BLOCK)))
         for i in range(8):
             for line in range(2):
                 e.prefetch(e.at(row, e.times(soon_row, i)), 16 * line, write=True)
@@ -312,10 +309,7 @@ def multiply_streaming(
     after = e.at(b, e.times(blocks, BLOCK))
 
     def prefetches(_: Value, at: Value) -> Iterator[None]:
-        for line in range(BLOCK // 16):
-            e.prefetch(e.at(after, at), 16 * line, level=1)
-            if line % 3 == 2:
-                yield
+        return _fetch_block(e, e.at(after, at))
 
     _write_tiles(e, rows, columns, blocks, accumulate, e.at(a, a_at), b, e.at(c, c_at), c_row, prefetches)
 
@@ -331,7 +325,7 @@ def multiply_and_split(
     def split(block: Value, at: Value) -> Iterator[None]:
         row, tiles = e.at(x, e.times(x_step, e.times(block, SIDE))), e.at(target, at)
         other = e.at(row, e.times(x_step, 16))
-        strip = _fetch_next_block(e, a, at)
+        strip = _fetch_block(e, e.at(a, e.sum(at, BLOCK)))
         ahead = e.times(x_step, SIDE)  # rows of the next block: they are far apart, so the CPU does not prefetch them
         for j in range(16):
             for half in range(2):

@@ -22,7 +22,7 @@ import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import Part, helper, in_parts, jit
-from minidl.kernels.reduce.rows import repeat, wide
+from minidl.kernels.reduce.rows import BLOCK_SIZE, MAX_BLOCKS, block_of_rows, by_blocks, repeat, wide
 
 from ..elementwise.stream import fetch, get, put
 from .blocks import (
@@ -39,29 +39,13 @@ from .blocks import (
 from .layer import gradients_of_rows, normalize_each
 from .reference import __all__ as __all__
 
-BLOCK_SIZE = 16384  # if there are several blocks, each has about this many numbers or more
-MAX_BLOCKS = 64
-
-
-@helper
-def _blocks(x: ndarray) -> int:
-    return max(1, min(MAX_BLOCKS, x.size // BLOCK_SIZE))
-
 
 @helper
 def _partial_sums(partial: ndarray) -> int:
     return partial.shape[0]
 
 
-@helper
-def _block(a: ndarray, k: int, blocks: int) -> ndarray:
-    """Return the k-th block of rows."""
-    rows = a.shape[0]
-    return a[rows * k // blocks : rows * (k + 1) // blocks]
-
-
-by_blocks = in_parts(_blocks, _block)
-by_partial_sums = in_parts(_partial_sums, _block)  # the decorated function receives partial (1, 2, C)
+by_partial_sums = in_parts(_partial_sums, block_of_rows)  # the decorated function receives partial (1, 2, C)
 
 
 @helper
@@ -98,7 +82,7 @@ def _count(partial: ndarray, task: int, tasks: int) -> int:
     return partial.shape[0]
 
 
-by_tasks = in_parts(_tasks, _block, first=_first_block, blocks=_count)
+by_tasks = in_parts(_tasks, block_of_rows, first=_first_block, blocks=_count)
 
 
 @by_tasks

@@ -98,16 +98,14 @@ def gradients_of_rows(
     total[:] = 0
     for start in range(0, rows if channels else 0, ROWS):
         few[:] = 0
-        count = min(ROWS, rows - start)
-        for i in range(count):
-            r = start + i
-            _sum_gradients(dys, numbers, r * channels, channels, weight, mean[r:], rstd[r:], sums[i])
-        for i in range(count):
-            begin, end = (start + i) * channels, (start + i + 1) * channels
-            shift, scale = mean[start + i], rstd[start + i]
-            mean_dz = x.dtype.type(np.float64(sums[i, 0]) / channels)
-            mean_dz_z = x.dtype.type(np.float64(sums[i, 1]) / channels)
-            dy_row, row, dx_row = dys[begin:end], numbers[begin:end], dxs[begin:end]
+        end = min(start + ROWS, rows)
+        for r in range(start, end):
+            _sum_gradients(dys, numbers, r * channels, channels, weight, mean[r:], rstd[r:], sums[r - start])
+        for r in range(start, end):
+            shift, scale, here = mean[r], rstd[r], slice(r * channels, (r + 1) * channels)
+            mean_dz = x.dtype.type(np.float64(sums[r - start, 0]) / channels)
+            mean_dz_z = x.dtype.type(np.float64(sums[r - start, 1]) / channels)
+            dy_row, row, dx_row = dys[here], numbers[here], dxs[here]
             for c in range(channels):
                 gradient, z = get(dy_row, c), (get(row, c) - shift) * scale
                 put(dx_row, c, scale * (gradient * get(weight, c) - mean_dz - z * mean_dz_z), False)

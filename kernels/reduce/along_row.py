@@ -14,6 +14,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from llvmlite import ir
+from numpy import ndarray
+
+from minidl.engine.jit import helper
 
 from ..matmul.emitter import Emitter, Sums, Value, instructions
 
@@ -99,3 +102,13 @@ def largest(e: Emitter, x: Value, at: Value, count: Value, maximum: Value) -> No
     """Compute maximum[0] = the largest of `count` numbers from x[at] on, without NaNs; -inf if there is none."""
     row = e.at(x, at)
     along_row(e, e, count, 1, lambda load: [load(row)], maximum, LARGER)
+
+
+@helper
+def first_largest(x: ndarray) -> int:
+    """Return the index of the first of the largest numbers of x (n,), one number at a time; a NaN is the largest."""
+    most, at = x[0], 0
+    for k in range(1, x.size):
+        if most == most and not x[k] <= most:
+            most, at = x[k], k
+    return at

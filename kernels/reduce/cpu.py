@@ -12,7 +12,7 @@ from numpy import ndarray
 from minidl.engine.jit import apart_jit, helper, jit, parallel_jit, prange
 
 from ..elementwise.stream import fetch
-from .along_row import sum_in_float64
+from .along_row import first_largest, sum_in_float64
 from .reference import __all__ as __all__
 from .rows import narrow, wide
 
@@ -97,13 +97,9 @@ def _maximum_of(x: ndarray, first: int, last: int, out: ndarray, winner: ndarray
     n, inner = x.shape[1:]
     for o in range(first, last):
         best, where = out[o], winner[o]
-        if inner == 1:  # in registers
-            row = x[o].reshape(n)
-            largest, at = row[0], 0
-            for k in range(1, n):
-                if largest == largest and not row[k] <= largest:
-                    largest, at = row[k], k
-            best[0], where[0] = largest, at
+        if inner == 1:
+            where[0] = first_largest(x[o].reshape(n))
+            best[0] = x[o, where[0], 0]
             continue
         for i in range(inner):
             best[i], where[i] = x[o, 0, i], 0

@@ -17,8 +17,10 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import helper
+from minidl.engine.jit import helper, in_parts
 
+BLOCK_SIZE = 16384  # if there are several blocks of rows, each has about this many numbers or more
+MAX_BLOCKS = 64
 WIDE_ROW = 256  # numbers: four wide rows of float32 are a page of memory, and the sums fit into the first-level cache
 
 
@@ -46,3 +48,21 @@ def narrow(sums: ndarray, total: ndarray) -> None:
         part = sums[start : start + total.size]
         for c in range(total.size):
             total[c] += part[c]
+
+
+# Blocks of rows, which are divided among threads
+
+
+@helper
+def _blocks(x: ndarray) -> int:
+    return max(1, min(MAX_BLOCKS, x.size // BLOCK_SIZE))
+
+
+@helper
+def block_of_rows(a: ndarray, k: int, blocks: int) -> ndarray:
+    """Return the k-th block of rows."""
+    rows = a.shape[0]
+    return a[rows * k // blocks : rows * (k + 1) // blocks]
+
+
+by_blocks = in_parts(_blocks, block_of_rows)

@@ -15,8 +15,8 @@ from minidl.engine.jit import Part, helper, jit
 
 from ..activation import functions
 from ..elementwise.stream import get, put
-from ..norm.cpu import by_blocks
-from ..reduce.along_row import largest, sum_in_float64
+from ..reduce.along_row import first_largest, largest, sum_in_float64
+from ..reduce.rows import by_blocks
 from .reference import __all__ as __all__
 
 BLOCK_SIZE = 4096  # a block of rows has at most this many elements, unless a single row has more
@@ -168,10 +168,5 @@ def cross_entropy_backward(
 def correct(logits: ndarray, labels: ndarray, count: ndarray) -> None:
     found = 0
     for i in range(logits.shape[0]):
-        row, label = logits[i], labels[i]
-        best = 0
-        for j in range(1, row.size):  # NaN counts as the largest
-            if row[j] > row[best] or (row[j] != row[j] and row[best] == row[best]):
-                best = j
-        found += best == label
+        found += first_largest(logits[i]) == labels[i]
     count[0] = found
