@@ -248,6 +248,31 @@ def test_a_function_between_two_that_are_compiled_in_different_processes(program
         assert program.run(after=after) == ("0 0", [])
 
 
+def test_a_helper_has_only_bitcode_and_can_print(program: Program) -> None:
+    """Its callers contain it. They have what `print` needs, whether the two are compiled or loaded from the cache."""
+    (program.folder / "more.py").write_text("""
+import numpy as np
+from minidl.engine.jit import helper, jit, parallel_jit, prange
+@helper
+def shown(a):
+    print("shown", a)
+    return a + 1
+@jit
+def alone(a):
+    return shown(a)
+@parallel_jit
+def beside(out):
+    for i in prange(out.size):
+        out[i] = shown(out[i])
+""")
+    one = "from more import alone; assert alone(3) == 4"
+    other = "from more import beside; found = np.array([3]); beside(found); assert found == 4"
+    for after in (one, other, other):
+        assert program.run(after=after) == ("0 0\nshown 3", [])
+    (helper,), (caller,) = program.files("more.shown"), program.files("more.alone")
+    assert [b"\x7fELF" in file.read_bytes() for file in (helper, caller)] == [False, True]
+
+
 # -- problems are reported, once and in one line --------------------------------------------------------------------
 
 

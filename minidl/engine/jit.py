@@ -19,8 +19,8 @@ Three choices hold for every kernel:
 - The division of a sum into parts depends only on the size of the arrays. So the bits of the result do not depend on
   the number of threads.
 - The name of the cache folder is a hash of the CPU, of the size of its second-level cache, of whether AMX may be used,
-  of this file, of kernel_cache.py and of every Python file under kernels/, but those of CUDA. So an edit in a helper
-  leads to another folder, and the kernels that import the helper are compiled again.
+  of this file, of kernel_cache.py and libraries.py, and of every Python file under kernels/, but those of CUDA. So an
+  edit in a helper leads to another folder, and the kernels that import the helper are compiled again.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from typing import Any
 from minidl.engine.environment import WHOLE_VECTORS, isa, prepare, second_level_cache
 
 KERNELS = Path(__file__).parents[1] / "kernels"
+MAKE_FILES = ("jit.py", "kernel_cache.py", "libraries.py")  # the modules on which the content of the cache depends
 
 prepare()
 import numba  # noqa: E402
@@ -52,6 +53,7 @@ from numba.core.base import user_function  # noqa: E402
 from numba.core.registry import cpu_target  # noqa: E402
 from numpy import ndarray as Part  # noqa: E402  # an array of which a function receives one part, see `in_parts`
 
+from minidl.engine import libraries  # noqa: E402
 from minidl.engine.kernel_cache import KernelCache, find_folder  # noqa: E402
 from minidl.errors import ConfigError  # noqa: E402
 
@@ -92,7 +94,7 @@ def _version() -> str:
     target = cpu_target.target_context.codegen().magic_tuple()  # the target CPU and its features
     digest = hashlib.sha256(repr((target, L2, HAS_AMX)).encode())
     root = KERNELS if KERNELS.is_dir() else KERNELS.parent.parent / "kernels"
-    for file in sorted([*root.rglob("*.py"), Path(__file__), Path(__file__).with_name("kernel_cache.py")]):
+    for file in sorted([*root.rglob("*.py"), *(Path(__file__).with_name(name) for name in MAKE_FILES)]):
         if not file.name.startswith("cuda"):  # numba-cuda compiles these, and keeps them elsewhere
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
@@ -122,6 +124,8 @@ if isa() == "avx512" and VECTOR_BYTES < 64:
 def _compile(function: Callable[..., Any], parallel: bool, apart: bool, called_by_python: bool) -> Any:
     kernel = numba.njit(nogil=True, error_model="numpy", parallel=parallel, no_cfunc_wrapper=True,
                         no_cpython_wrapper=not called_by_python)(function)  # fmt: skip
+    called = called_by_python or apart
+    kernel._compiler.pipeline_class = libraries.ToMachineCode if called else libraries.ToBitcode
     kernel._cache = KernelCache(function, _folder, _refused, called_by_python)
     kernel.get_call_template = partial(_call_template, kernel, apart)
     if apart:

@@ -1,8 +1,8 @@
 """The cache of compiled kernels on disk: its folder, its files, and how processes share them.
 
-A file holds the machine code of one function for one tuple of argument types:
+A file holds one function, compiled for one tuple of argument types:
 
-    SHA-256 of the function's source file | SHA-256 of the last part | key and compiled function (`_Loaded.save`)
+    SHA-256 of the function's source file | SHA-256 of the last part | key and compiled function (`libraries.save`)
 
 The key is everything else on which the code depends: the function, the types, the CPU, the versions of Python and
 Numba. Processes share the cache without a lock, since some network file systems have none, and without an index: the
@@ -35,11 +35,11 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from llvmlite import binding
-from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompileResult
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
+
+from minidl.engine import libraries
 
 UNUSED = 30 * 24 * 3600  # seconds after which the unused cache folder of another version is deleted
 DIGEST = 32  # bytes of a SHA-256
@@ -152,44 +152,6 @@ def _prune(folder: Path) -> None:
 # -- the files --------------------------------------------------------------------------------------------------------
 
 
-class _Loaded(JITCodeLibrary):  # type: ignore[misc]  # Numba has no types
-    """A function from a file: its machine code and, for functions that are to contain a copy of it, its bitcode.
-
-    Few processes need the bitcode, so it is parsed when it is needed. Numba parses it at once, which is a seventh of
-    the time until the first step of an MLP, and a sixth of ResNet-20's.
-    """
-
-    _shared_module: Any
-
-    @staticmethod
-    def save(compiled: CompileResult) -> tuple[Any, ...]:
-        """Return what `CompileResult._rebuild` needs. The first element is for `load`."""
-        (name, _, code), *others = compiled._reduce()
-        module = compiled.library._get_module_for_linking()
-        defined = [one.name for kind in (module.functions, module.global_variables) for one in kind
-                   if not one.is_declaration]  # fmt: skip
-        return (name, defined, *code), *others
-
-    @classmethod
-    def load(cls, codegen: Any, saved: tuple[Any, ...]) -> JITCodeLibrary:
-        """Replaces Numba's `codegen.unserialize_library`, for the functions that a user keeps in Numba's cache, too."""
-        if len(saved) == 3:
-            return JITCodeLibrary._unserialize(codegen, saved)
-        name, defined, machine_code, bitcode = saved
-        library = cls(codegen, name)
-        library.bitcode = bitcode
-        library.enable_object_caching()
-        library._set_compiled_object(machine_code)
-        library._finalize_final_module()
-        codegen._engine._defined_symbols.update(defined)
-        return library
-
-    def _get_module_for_linking(self) -> Any:
-        if self._shared_module is None:
-            self._shared_module = binding.parse_bitcode(self.bitcode)
-        return self._shared_module
-
-
 class KernelCache:
     """The compiled versions of one function on disk. It replaces the cache of Numba's dispatcher and has its methods.
 
@@ -220,7 +182,7 @@ class KernelCache:
         """
         rtsys.initialize(context)
         codegen = context.codegen()
-        codegen.unserialize_library = functools.partial(_Loaded.load, codegen)
+        codegen.unserialize_library = functools.partial(libraries.load, codegen)
         key = self._key(signature, codegen)
         data = self._read(key)
         stored, compiled = pickle.loads(data) if data else (None, ())
@@ -247,7 +209,7 @@ class KernelCache:
                     f"{self.name} contains objects or addresses of this process")  # fmt: skip
             return
         key = self._key(signature, compiled.codegen)
-        data = dumps((key, _Loaded.save(compiled)))
+        data = dumps((key, libraries.save(compiled)))
         path = self._path(key)
         try:
             handle, temporary = tempfile.mkstemp(dir=self.folder, prefix="writing-")
