@@ -6,9 +6,11 @@ import hashlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from kernel_cases.convolving import expected
 
 from minidl.engine.jit import HAS_AMX, set_threads, threads
 from minidl.kernels.conv import cpu as conv
@@ -110,28 +112,36 @@ def test_infinite_numbers_become_nan_and_large_ones_do_not() -> None:
         np.testing.assert_allclose(out[2], 3.38e38, rtol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(700, 300, 160), (160, 300, 700), (170, 140, 135), (1100, 160, 1060)])
-def test_bits_depend_neither_on_threads_nor_on_caches(shape: tuple[int, int, int]) -> None:
-    m, k, n = shape
-    random, before = np.random.default_rng(2), threads()
-    a, b = (random.standard_normal(size).astype(np.float32) for size in ((m, k), (k, n)))
-    found = []
+SIZES = pytest.mark.parametrize("m, k, n", [(700, 300, 160), (160, 300, 700), (170, 140, 135), (1100, 160, 1060)])
+
+
+def factors(m: int, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(2)
+    return random.standard_normal((m, k)).astype(np.float32), random.standard_normal((k, n)).astype(np.float32)
+
+
+@SIZES
+def test_bits_do_not_depend_on_threads(m: int, k: int, n: int) -> None:
+    before, found = threads(), []
     try:
         for count in (1, 2):
             set_threads(count)
-            found += products(a, b)
+            found += products(*factors(m, k, n))
     finally:
         set_threads(before)
     assert len({out.tobytes() for out in found}) == 1
+
+
+@pytest.mark.slow  # another process compiles the kernels again
+@SIZES
+def test_bits_do_not_depend_on_caches(m: int, k: int, n: int) -> None:
     code = (
-        "import numpy as np; from minidl.kernels.matmul import cpu; r = np.random.default_rng(2)\n"
-        f"a, b = (r.standard_normal(s).astype('f') for s in (({m}, {k}), ({k}, {n})))\n"
-        f"s, out = np.empty(cpu.nn_scratch({m}, {n}, {k}), 'f'), np.empty(({m}, {n}), 'f'); none = s[:0]\n"
-        "cpu.nn(a, b, none, False, none, s, out); import hashlib; print(hashlib.sha256(out.tobytes()).hexdigest())"
+        "import hashlib; from test_amx import factors, products\n"
+        f"print(hashlib.sha256(products(*factors({m}, {k}, {n}))[0].tobytes()).hexdigest())"
     )
     small = subprocess.run([sys.executable, "-c", code], env={**os.environ, "MINIDL_L2": "256"}, capture_output=True,
-                           text=True, check=True)  # fmt: skip
-    assert small.stdout.strip() == hashlib.sha256(found[0].tobytes()).hexdigest()
+                           text=True, check=True, cwd=Path(__file__).parent)  # fmt: skip
+    assert small.stdout.strip() == hashlib.sha256(products(*factors(m, k, n))[0].tobytes()).hexdigest()
 
 
 @pytest.mark.parametrize("depth", [128, 200])  # sums of one piece; of several
@@ -151,35 +161,34 @@ def test_relu_keeps_nan_and_clips_the_rest() -> None:
     assert np.array_equal(clipped, np.where(plain < 0, np.float32(0), plain), equal_nan=True)
 
 
+# Float64 uses vectors, in memory of the same size.
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kernel", [3, 5])
 @pytest.mark.parametrize(
     ("images", "side", "channels", "outputs"), [(5, 16, 32, 64), (7, 17, 40, 70), (3, 20, 131, 120), (64, 8, 125, 131)]
 )
-def test_winograd(kernel: int, images: int, side: int, channels: int, outputs: int) -> None:
-    """The products of y and dx are on AMX: compare with the direct kernels in float64."""
+def test_winograd(kernel: int, images: int, side: int, channels: int, outputs: int, dtype: str) -> None:
+    """The products of y and dx are on AMX."""
     tiles = images * (-(-side // 4)) ** 2
     assert on_amx(channels, outputs, 1, tiles)
     random = np.random.default_rng(4)
     x, dy = (random.standard_normal((images, side, side, last)) for last in (channels, outputs))
-    weight, none = random.standard_normal((kernel, kernel, channels, outputs)), np.empty(0)
-    options = 1, (1, 1), (kernel // 2, kernel // 2), (1, 1)
+    weight = random.standard_normal((kernel, kernel, channels, outputs))
+    options = 1, (1, 1), (kernel // 2, kernel // 2), (1, 1), True
 
-    def run(dtype: str, winograd: bool) -> list[np.ndarray]:
-        some = [array.astype(dtype) for array in (x, dy, weight, none)]
-        shapes = x.shape, weight.shape, *options, winograd
-        sizes = [getattr(conv, f"{name}_scratch")(*shapes) for name in ("forward", "backward_input")]
-        raw = [np.full(size + 4096, np.nan, dtype) for size in sizes]
-        scratch = [array[:size] for array, size in zip(raw, sizes, strict=True)]
-        y, dx = np.empty(dy.shape, dtype), np.empty(x.shape, dtype)
-        conv.forward(some[0], some[2], *[some[3]] * 4, False, *options, winograd, some[3], scratch[0], y)
-        conv.backward_input(some[1], some[2], some[3], *options, winograd, scratch[1], dx)
-        assert all(np.isnan(array[size:]).all() for array, size in zip(raw, sizes, strict=True))
-        return [y, dx]
+    def run(name: str, like: np.ndarray, *before: np.ndarray | bool, after: tuple[np.ndarray, ...] = ()) -> np.ndarray:
+        size, out = getattr(conv, f"{name}_scratch")(x.shape, weight.shape, *options), np.empty(like.shape, dtype)
+        raw = np.full(size + 4096, np.nan, dtype)
+        getattr(conv, name)(*before, *options, *after, raw[:size], out)
+        assert np.isnan(raw[size:]).all()
+        return out
 
-    # Float64 uses vectors, in memory of the same size.
-    for found, double, exact in zip(run("float32", True), run("float64", True), run("float64", False), strict=True):
-        np.testing.assert_allclose(double, exact, rtol=0, atol=1e-13 * abs(exact).max() * channels)
-        np.testing.assert_allclose(found, exact, rtol=0, atol=(2.5e-6 if kernel == 3 else 1e-5) * abs(exact).max())
+    pixels, gradients, weights, none = (array.astype(dtype) for array in (x, dy, weight, np.empty(0)))
+    y = run("forward", dy, pixels, weights, *[none] * 4, False, after=(none,))
+    dx = run("backward_input", x, gradients, weights, none)
+    tolerance = 1e-13 * channels if dtype == "float64" else 2.5e-6 if kernel == 3 else 1e-5
+    for found, exact in zip((y, dx), expected(x, weight, dy, options)):
+        np.testing.assert_allclose(found, exact, rtol=0, atol=tolerance * abs(exact).max())
 
 
 @pytest.mark.parametrize("dilation", [(1, 1), (2, 1)])

@@ -136,14 +136,12 @@ def test_one_dies_at_every_moment(tmp_path: Path, options: dict[str, Any], victi
 # Real processes.
 
 
-@pytest.mark.parametrize(("options", "where"), [
-    (RUNS[0], "comm.methods.elastic:Served.update_center"),
-    (RUNS[3], "comm.methods.elastic:Served.update_center"),
-])  # fmt: skip
-def test_the_center_is_killed(tmp_path: Path, options: dict[str, Any], where: str) -> None:
+@pytest.mark.parametrize("options", quick([RUNS[0], RUNS[3]], RUNS[3]))
+def test_the_center_is_killed(tmp_path: Path, options: dict[str, Any]) -> None:
     """By SIGKILL, when it is to change for the first time."""
     ranks, home = 3, 2 if options["center"] == "rank" else 0
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    where = "comm.methods.elastic:Served.update_center"
     code, [result], errors = killed(tmp_path / "run", ranks, [home], where, *words)
     live = [rank for rank in range(3) if rank != home]
     assert code == 0 and result["replicas_alive"] == 2 and result["epochs"] == 4, errors

@@ -19,7 +19,7 @@ from minidl.models import mlp
 from minidl.train import main
 
 FAMILY = ("easgd", "sync-easgd", "async-easgd", "eamsgd")
-CURVED: dict[str, Any] = {"momentum": 0.0, "lr": 0.2}  # with the model of Sessions, eta h is 1.96
+CURVED: dict[str, Any] = {"momentum": 0.0, "lr": 2.08}  # with the model of Sessions, eta h is 1.96
 RUN = ["--data", "synthetic:48x2x2x1:2", "--model", "mlp", "--epochs", "1", "--batch-size", "8", "--momentum", "0"]
 
 
@@ -53,7 +53,7 @@ def test_all_replicas_choose_the_same_rho(tmp_path: Path, watch: Watch, name: st
     Sessions(tmp_path / "run", 3, {}, method=name, epochs=1, **CURVED).check()
     [(rho, replicas, curvature)] = set(watch.chosen[-3:])
     assert replicas == 3 and curvature > 0 and rho == expected(name, 3, curvature)
-    assert name == "eamsgd" or rho < 0.5 * 0.9 / (3 * 0.2), "it is far below the usual one"
+    assert name == "eamsgd" or rho < 0.5 * 0.9 / (3 * CURVED["lr"]), "it is far below the usual one"
 
 
 def test_rho_follows_the_number_of_replicas_at_the_same_curvature(tmp_path: Path, watch: Watch) -> None:

@@ -168,7 +168,7 @@ def test_a_signal_comes_during_the_pause(job: Callable[..., Job], pauses: list[f
     joins = {NEWCOMER: runs.begins[0] + 1e-9}
     moments = within(runs.run(joins), pauses)
     batches = set()
-    for moment in moments[:: len(moments) // 4]:
+    for moment in moments[:: len(moments) // 7]:
         run = runs.run(joins, stop=moment + 1e-9)
         members = runs.check(run, epochs=0)
         assert {type(result) for result in run.results.values()} == {Stopped}

@@ -76,6 +76,7 @@ def said(joiner: subprocess.Popen[str]) -> tuple[int, str]:
     return joiner.returncode, out + errors
 
 
+@pytest.mark.slow
 def test_a_replica_joins_dies_and_joins_again(command: Command) -> None:  # noqa: F811
     run = Run(command, "--method", "gossip", "--mix", "mass", "--epochs", "40", "--validation", "0.1", "--quiet")
     inode = memory_of(run.process.pid)
