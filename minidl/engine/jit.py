@@ -43,7 +43,7 @@ from typing import Any
 from minidl.engine.environment import WHOLE_VECTORS, isa, prepare, second_level_cache
 
 KERNELS = Path(__file__).parents[1] / "kernels"
-MAKE_FILES = ("jit.py", "kernel_cache.py", "libraries.py")  # the modules on which the content of the cache depends
+KEY_FILES = ("jit.py", "kernel_cache.py", "libraries.py")  # beside the kernels, what the cached code depends on
 
 prepare()
 import numba  # noqa: E402
@@ -94,7 +94,7 @@ def _version() -> str:
     target = cpu_target.target_context.codegen().magic_tuple()  # the target CPU and its features
     digest = hashlib.sha256(repr((target, L2, HAS_AMX)).encode())
     root = KERNELS if KERNELS.is_dir() else KERNELS.parent.parent / "kernels"
-    for file in sorted([*root.rglob("*.py"), *(Path(__file__).with_name(name) for name in MAKE_FILES)]):
+    for file in sorted([*root.rglob("*.py"), *(Path(__file__).with_name(name) for name in KEY_FILES)]):
         if not file.name.startswith("cuda"):  # numba-cuda compiles these, and keeps them elsewhere
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
