@@ -14,7 +14,7 @@ from sass import read
 
 TARGETS = ((8, 0), (9, 0))
 # What other types and GPUs are tried with by default. Convolutions take long, and are made as products are.
-SAMPLE = quick(KERNELS, *(one for one in KERNELS[::9] if one[0] != "conv"))
+SAMPLE = quick(KERNELS, ("matmul", "tn"), *(one for one in KERNELS[::9] if one[0] != "conv"))
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
