@@ -1,8 +1,8 @@
-"""What the compiler makes of a function: machine code, which is called, and bitcode, which callers contain a copy of.
+"""What Numba makes of a function: machine code, which is called, and bitcode, which is copied into its callers.
 
-Numba calls this a library and always makes both. Here a helper of kernels (`jit.helper`) has only bitcode, since nobody
-calls it: machine code for helpers would take a tenth of all compile time. A function that is loaded from the cache has
-only machine code until another function needs its bitcode.
+Numba calls the two together a library, and makes both for every function. A helper of kernels (`jit.helper`) gets only
+bitcode here, since its callers contain copies of it. Machine code of helpers would take a tenth of all compile time.
+A function that is loaded from the cache has only machine code until another function needs its bitcode.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from llvmlite import binding
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompileResult
 
-NO_MACHINE_CODE = b""
+NO_MACHINE_CODE = b""  # in a file of the cache
 
 
 class _NoMachineCode:
-    """What a library without machine code has for Numba's code generator: nowhere to store the function's environment.
+    """The code generator of a library without machine code. It has no place for the function's environment.
 
-    An environment has the Python objects that a function uses, as `print` does. Here, each caller needs it.
+    An environment has the Python objects that a function uses, as `print` does. The callers get it (`ToMachineCode`).
     """
 
     @staticmethod
