@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -21,9 +22,12 @@ import numpy as np
 from minidl.engine import jit
 from minidl.kernels.conv import cpu, winograd, winograd_gradient
 from minidl.kernels.conv.choice import (
+    F1X4_1X3,
     F2X2_3X3,
     F2X2_7X7,
     F3X3_4X4,
+    F4X1_5X1,
+    F4X1_7X1,
     F4X4_3X3,
     F4X4_5X5,
     F5X5_2X2,
@@ -33,7 +37,7 @@ from minidl.kernels.conv.choice import (
 )
 from minidl.kernels.conv.forms import stride_of, tile_of
 from minidl.kernels.conv.norms import no_norms
-from minidl.kernels.conv.reference import output_size
+from minidl.kernels.conv.reference import Pair, output_size
 
 try:
     import torch
@@ -42,10 +46,10 @@ except ImportError:
 
 Call = Callable[[], object]
 NAMES = {F4X4_3X3: "F(4x4,3x3)", F2X2_3X3: "F(2x2,3x3)", F4X4_5X5: "F(4x4,5x5)", F5X5_2X2: "F(5x5,2x2)",
-         F3X3_4X4: "F(3x3,4x4)", F2X2_7X7: "F(2x2,7x7)", STRIDE2_3X3: "3x3, stride 2",
-         STRIDE2_4X4: "4x4, stride 2"}  # fmt: skip
+         F3X3_4X4: "F(3x3,4x4)", F2X2_7X7: "F(2x2,7x7)", F1X4_1X3: "F(1x4,1x3)", F4X1_5X1: "F(4x1,5x1)",
+         F4X1_7X1: "F(4x1,7x1)", STRIDE2_3X3: "3x3, stride 2", STRIDE2_4X4: "4x4, stride 2"}  # fmt: skip
 PASSES = ("forward", "backward_input", "backward_weight")
-LAYERS = {  # N, height and width, C, O, kernel size r, stride
+LAYERS = {  # N, height and width, C, O, kernel size r (taps in a square, or the height and width), stride
     "lenet-2": (64, 14, 32, 64, 5, 1),
     "vgg-2": (64, 32, 64, 64, 3, 1),
     "vgg-3": (64, 16, 64, 128, 3, 1),
@@ -64,25 +68,35 @@ LAYERS = {  # N, height and width, C, O, kernel size r, stride
     "even-2x2": (64, 16, 64, 64, 2, 1),
     "even-4x4": (64, 16, 64, 64, 4, 1),
     "wide-7x7": (64, 16, 64, 64, 7, 1),
+    "line-1x3": (64, 16, 64, 64, (1, 3), 1),
+    "line-3x1": (64, 16, 128, 128, (3, 1), 1),
+    "line-5x1": (64, 16, 64, 64, (5, 1), 1),
+    "line-1x7": (64, 16, 128, 128, (1, 7), 1),
+    "line-7x1": (64, 31, 24, 40, (7, 1), 1),
 }
 QUICK = ("lenet-2", "resnet-32", "resnet-32-64")
 ACCURACY = [*((form, 8, 16, 64) for form in NAMES), (F4X4_5X5, 2, 7, 512)]  # form, N, height and width, C = O
 
 
-def padding_of(r: int) -> int:
-    return (r - 1) // 2
+def pair(r: int | Pair) -> Pair:
+    return (r, r) if isinstance(r, int) else r
 
 
-def calls(layer: tuple[int, ...]) -> dict[str, dict[str, Call]]:
+def padding_of(r: int | Pair) -> Pair:
+    high, wide = pair(r)
+    return (high - 1) // 2, (wide - 1) // 2
+
+
+def calls(layer: tuple[Any, ...]) -> dict[str, dict[str, Call]]:
     """Return, for each pass, functions for Winograd (minidl selects the form), the direct kernel, and PyTorch."""
     n, size, channels, outputs, r, stride = layer
-    steps, pad, random = (stride, stride), (padding_of(r),) * 2, np.random.default_rng(0)
-    high, wide = output_size((n, size, size, channels), (r, r, channels, outputs), steps, pad, (1, 1))
+    steps, pad, random = (stride, stride), padding_of(r), np.random.default_rng(0)
+    high, wide = output_size((n, size, size, channels), (*pair(r), channels, outputs), steps, pad, (1, 1))
     x = measure.aligned(n * size * size * channels).reshape(n, size, size, channels)
     dy = measure.aligned(n * high * wide * outputs).reshape(n, high, wide, outputs)
     for array in (x, dy):
         array[...] = random.standard_normal(array.shape, np.float32)
-    weight = random.standard_normal((r, r, channels, outputs), np.float32)
+    weight = random.standard_normal((*pair(r), channels, outputs), np.float32)
     y, dx, dw, none = np.empty_like(dy), np.empty_like(x), np.empty_like(weight), np.empty(0, np.float32)
     found: dict[str, dict[str, Call]] = {name: {} for name in PASSES}
     for way, allowed in (("winograd", True), ("direct", False)):
@@ -113,7 +127,7 @@ def _float64(image: np.ndarray, kernel: np.ndarray, dy: np.ndarray, stride: int)
     """Return y, dx and dweight from PyTorch in float64. (minidl's float64 takes a minute to compile.)"""
     x = torch.from_numpy(image).double().permute(0, 3, 1, 2).requires_grad_()
     weight = torch.from_numpy(kernel).double().permute(3, 2, 0, 1).requires_grad_()
-    y = torch.nn.functional.conv2d(x, weight, None, stride, padding_of(kernel.shape[0]))
+    y = torch.nn.functional.conv2d(x, weight, None, stride, padding_of(kernel.shape[:2]))
     y.backward(torch.from_numpy(dy).double().permute(0, 3, 1, 2))
     y, dx = (each.detach().permute(0, 2, 3, 1).numpy() for each in (y, x.grad))
     return y, dx, weight.grad.permute(2, 3, 1, 0).numpy()
@@ -130,8 +144,8 @@ def accuracy() -> None:
         r, steps, of_dx = tile_of(form)[1], stride_of(form), form_of_dx(form)
         name = f"{NAMES[form]} {channels}"
         image = random.standard_normal((n, size * steps[0], size * steps[0], channels), np.float32)
-        kernel = random.standard_normal((r, r, channels, channels), np.float32)
-        pad, none = (padding_of(r),) * 2, np.empty(0, np.float32)
+        kernel = random.standard_normal((*r, channels, channels), np.float32)
+        pad, none = padding_of(r), np.empty(0, np.float32)
         out = output_size(image.shape, kernel.shape, steps, pad, (1, 1))
         dy = random.standard_normal((n, *out, channels), np.float32)
         y, dx, dw = np.empty_like(dy), np.empty_like(image), np.empty_like(kernel)
@@ -158,10 +172,12 @@ def main() -> None:
         torch.set_num_threads(report.threads)
     for name in QUICK if report.args.quick else LAYERS:
         n, size, channels, outputs, r, stride = LAYERS[name]
-        pixels = ((size + 2 * padding_of(r) - r) // stride + 1) ** 2
+        taps, steps, none = pair(r), (stride, stride), (1, 1)
+        high, wide = output_size((n, size, size, channels), (*taps, channels, outputs), steps, padding_of(r), none)
         for kind, ways in calls(LAYERS[name]).items():
-            title = f"{name}: {channels} -> {outputs} on {size} x {size}, {r} x {r}, stride {stride}, batch {n}: {kind}"
-            share = report.ladder(title, ways, 2.0 * n * pixels * channels * outputs * r * r)
+            title = f"{name}: {channels} -> {outputs} on {size} x {size}, {taps[0]} x {taps[1]}"
+            title += f", stride {stride}, batch {n}: {kind}"
+            share = report.ladder(title, ways, 2.0 * n * high * wide * channels * outputs * taps[0] * taps[1])
             report.row(f"{name}-{kind}", share["winograd"] / share["direct"], "x direct")
     if torch is not None:
         accuracy()

@@ -10,7 +10,8 @@ import numpy as np
 SHAPE = (29, 31, 3)  # H, W, C
 
 # (outputs, kernel, stride, padding, dilation, groups) of each convolution; batch norm and ReLU follow.
-ODD: dict[str, list[tuple[int, int, int, int, int, int]]] = {
+Size = int | tuple[int, int]
+ODD: dict[str, list[tuple[int, Size, int, Size, int, int]]] = {
     "strided": [(24, 3, 1, 1, 1, 1), (40, 3, 2, 1, 1, 1), (72, 3, 2, 1, 1, 1)],
     "grouped": [(24, 3, 1, 1, 1, 1), (40, 5, 1, 2, 1, 4), (72, 3, 2, 1, 1, 8)],
     "dilated": [(24, 3, 1, 1, 1, 1), (40, 3, 1, 2, 2, 1), (72, 3, 1, 2, 2, 1)],
@@ -27,6 +28,10 @@ ODD: dict[str, list[tuple[int, int, int, int, int, int]]] = {
     "narrow": [(64, 3, 2, 1, 1, 1), (128, 1, 1, 0, 1, 1), (128, 3, 1, 1, 1, 32), (128, 1, 1, 0, 1, 1),
                (128, 3, 2, 1, 1, 32), (256, 1, 1, 0, 1, 1), (256, 3, 2, 1, 1, 32), (96, 1, 1, 0, 1, 1),
                (96, 5, 1, 2, 1, 48)],
+    # Inception's lines of taps
+    "lines": [(40, 3, 2, 1, 1, 1), (64, (1, 7), 1, (0, 3), 1, 1), (64, (7, 1), 1, (3, 0), 1, 1),
+              (96, (1, 5), 1, (0, 2), 1, 1), (96, (5, 1), 1, (2, 0), 1, 1), (128, 3, 2, 1, 1, 1),
+              (128, (1, 3), 1, (0, 1), 1, 1), (128, (3, 1), 1, (1, 0), 1, 1)],
 }  # fmt: skip
 BATCH = 37
 

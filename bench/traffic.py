@@ -303,7 +303,8 @@ def _direct_weight(pixels: int, block: int, rows: int, outputs: int, groups: int
 def _halo(form: int, source: tuple[int, ...]) -> Stream:
     """Return what Winograd's tiles read again, because their windows overlap."""
     side, step = forms.window_of(form)
-    return Stream((side**2 / step**2 - 1) * FLOAT * math.prod(source), 0, FLOAT * side * source[2] * source[3])
+    again = math.prod(side) / math.prod(step) - 1
+    return Stream(again * FLOAT * math.prod(source), 0, FLOAT * side[0] * source[2] * source[3])
 
 
 def _winograd(
@@ -313,16 +314,15 @@ def _winograd(
 
     apart: the layer's groups of channels; `groups` are groups of tiles
     """
-    m, _, n = forms.tile_of(form)
-    channels, outputs, square = source[3], target[3], n * n
-    tiles = choice.count_of(source[0], choice.tiles_of(m, *target[1:3], dilation))
+    channels, outputs, each = source[3], target[3], forms.planes_of(form)
+    tiles = choice.count_of(source[0], choice.tiles_of(forms.tile_of(form)[0], *target[1:3], dilation))
     group = planes.group_of(form, channels, outputs, apart, tiles)
     groups, panels, (high, wide) = _up(tiles, group), _up(outputs // apart, NR), tile_size(outputs // apart)
-    v, products = FLOAT * square * tiles * channels, FLOAT * square * tiles * outputs
+    v, products = FLOAT * each * tiles * channels, FLOAT * each * tiles * outputs
     u = FLOAT * forms.weight_planes(form) * channels * outputs // apart
-    near = FLOAT * square * group * (channels + outputs)  # V and M of a group
-    panel = FLOAT * square * panels * NR * channels  # a row of tiles reads this much of U
-    multiply_adds = float(square * tiles * channels * outputs // apart)
+    near = FLOAT * each * group * (channels + outputs)  # V and M of a group
+    panel = FLOAT * each * panels * NR * channels  # a row of tiles reads this much of U
+    multiply_adds = float(each * tiles * channels * outputs // apart)
     if forms.uses_blocks(form, channels, outputs, apart, tiles):
         deep = forms.depth_of_sums(form, channels, outputs, apart)
         panels = _up(outputs, winograd_large.width_of(outputs, deep))
@@ -332,7 +332,7 @@ def _winograd(
     amx = choice.on_amx(channels, outputs, apart, tiles)
     short = apart > 1 and channels // apart <= MOST_PRODUCTS and outputs // apart <= LANES  # U stays in registers
     if amx:  # V is read once, and split; M replaces it
-        near, strips = FLOAT * square * group * max(channels, outputs), PARTS * group * channels
+        near, strips = FLOAT * each * group * max(channels, outputs), PARTS * group * channels
         return Work(multiply_adds, [
             Stream(v, v, near),
             Stream(v * PARTS / FLOAT * panels, v * PARTS / FLOAT, strips),
@@ -359,16 +359,15 @@ def _by_blocks(v: float, made: float, kept: float, panels: int, pieces: int) -> 
 def _winograd_weight(
     form: int, source: tuple[int, ...], target: tuple[int, ...], apart: int, dilation: tuple[int, int]
 ) -> Work:
-    """Return multiply-adds and traffic of Winograd's weight gradient: dU[k] = V[k]^T @ D[k] for n^2 planes."""
-    m, _, n = forms.tile_of(form)
-    channels, outputs, square = source[3], target[3], n * n
-    tiles = choice.count_of(source[0], choice.tiles_of(m, *target[1:3], dilation))
+    """Return multiply-adds and traffic of Winograd's weight gradient: dU[k] = V[k]^T @ D[k] for all planes."""
+    channels, outputs, each = source[3], target[3], forms.planes_of(form)
+    tiles = choice.count_of(source[0], choice.tiles_of(forms.tile_of(form)[0], *target[1:3], dilation))
     parts, group = winograd_gradient.gradient_sizes(form, channels, outputs, apart, tiles, dilation)[:2]
     groups, panels = parts * _up(_up(tiles, parts), group), _up(outputs // apart, NR)
     high, wide = tile_size(outputs // apart)
-    v, du, d = (FLOAT * square * size for size in (tiles * channels, channels * outputs // apart, tiles * outputs))
-    near = FLOAT * square * group * (channels + outputs)
-    panels_of_d = FLOAT * square * apart * panels * NR * tiles  # a strip of V^T, of each group, reads this much of D
+    v, du, d = (FLOAT * each * size for size in (tiles * channels, channels * outputs // apart, tiles * outputs))
+    near = FLOAT * each * group * (channels + outputs)
+    panels_of_d = FLOAT * each * apart * panels * NR * tiles  # a strip of V^T, of each group, reads this much of D
     again = _up(channels // apart, high) - 1
     products = [
         Stream(v * _up(outputs // apart, wide), v, near),
@@ -379,8 +378,8 @@ def _winograd_weight(
         panels = _up(outputs, winograd_large.width_of(outputs, winograd_large.DEEP))
         products = _by_blocks(v, du, d, panels, _up(channels, winograd_large.DEEP))
         products.append(Stream(panels_of_d * again, 0, FLOAT * tiles * (wide + high)))
-        return Work(float(square * tiles * channels * outputs), [*products, _halo(form, source)])
-    return Work(float(square * tiles * channels * outputs // apart), [
+        return Work(float(each * tiles * channels * outputs), [*products, _halo(form, source)])
+    return Work(float(each * tiles * channels * outputs // apart), [
         *products,
         Stream(du * (groups - parts), du * groups, near + du),
         _halo(form, source),

@@ -171,7 +171,7 @@ def test_a_shared_layer_and_a_smaller_batch() -> None:
         assert (net.flatten().grad.tobytes(), net.statistics.theta.tobytes()) == expected
 
 
-LAYERS = [  # shape of x, O, kernel size, stride, padding, groups
+LAYERS = [  # shape of x, O, taps in a square, or the height and width; stride, padding, groups
     ((8, 32, 32, 16), 32, 3, 1, 1, 1),  # several groups of tiles, several partial sums of the weight gradient
     ((32, 16, 16, 32), 16, 3, 1, 1, 1),
     ((72, 8, 8, 64), 64, 3, 1, 1, 1),
@@ -183,6 +183,8 @@ LAYERS = [  # shape of x, O, kernel size, stride, padding, groups
     ((3, 57, 41, 40), 40, 3, 1, 0, 40),
     ((9, 13, 7, 32), 32, 3, 1, 1, 8),
     ((5, 31, 29, 3), 20, 5, 1, 2, 1),
+    ((5, 31, 29, 32), 40, (1, 7), 1, 3, 1),
+    ((5, 31, 29, 50), 64, (3, 1), 1, 1, 1),
     ((5, 31, 29, 20), 12, 1, 1, 0, 1),
     ((5, 31, 29, 40), 72, 1, 1, 0, 1),  # products
     ((3, 40, 40, 300), 65, 1, 1, 0, 1),  # sums in two pieces
@@ -193,11 +195,13 @@ LAYERS = [  # shape of x, O, kernel size, stride, padding, groups
 @pytest.mark.parametrize(("shape", "outputs", "kernel", "stride", "padding", "groups"), LAYERS)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_kernels_have_the_bits_of_separate_kernels(
-    shape: tuple[int, ...], outputs: int, kernel: int, stride: int, padding: int, groups: int, dtype: str
-) -> None:
+    shape: tuple[int, ...], outputs: int, kernel: int | tuple[int, int], stride: int, padding: int, groups: int,
+    dtype: str,
+) -> None:  # fmt: skip
     rng = np.random.default_rng(0)
     channels, options = shape[3], (groups, (stride, stride), (padding, padding), (1, 1), True)
-    weight = rng.standard_normal((kernel, kernel, channels // groups, outputs)).astype(dtype)
+    taps = (kernel, kernel) if isinstance(kernel, int) else kernel
+    weight = rng.standard_normal((*taps, channels // groups, outputs)).astype(dtype)
     size = output_size(shape, weight.shape, *options[1:4])
     x, y = (rng.standard_normal(s).astype(dtype) for s in (shape, (shape[0], *size, outputs)))
     mean, gamma, beta = rng.standard_normal((3, channels)).astype(dtype)

@@ -13,9 +13,15 @@ from ops_helper import torch
 from minidl.kernels.conv import winograd, winograd_gradient
 from minidl.kernels.conv.choice import (
     DIRECT,
+    F1X4_1X3,
+    F1X4_1X5,
+    F1X4_1X7,
     F2X2_3X3,
     F2X2_7X7,
     F3X3_4X4,
+    F4X1_3X1,
+    F4X1_5X1,
+    F4X1_7X1,
     F4X4_3X3,
     F4X4_5X5,
     F5X5_2X2,
@@ -28,16 +34,25 @@ from minidl.kernels.conv.choice import (
     input_form,
     winograd_form,
 )
-from minidl.kernels.conv.forms import stride_of, tile_of, weight_plane, weight_planes
+from minidl.kernels.conv.forms import planes_of, stride_of, tile_of, weight_plane, weight_planes
 from minidl.kernels.conv.norms import no_norms
 from minidl.kernels.conv.sizes import NARROW
-from minidl.kernels.conv.transforms import EIGHT_POINTS, FOUR_POINTS, SIX_POINTS, matrices, spaced, strided
+from minidl.kernels.conv.transforms import (
+    EIGHT_POINTS,
+    FOUR_POINTS,
+    SIX_POINTS,
+    TEN_POINTS,
+    matrices,
+    spaced,
+    strided,
+)
 
 Arrays = dict[str, np.ndarray]
 FORMS = [F4X4_3X3, F2X2_3X3, F4X4_5X5, F5X5_2X2, F3X3_4X4, F2X2_7X7]
+LINES = [F1X4_1X3, F1X4_1X5, F1X4_1X7, F4X1_3X1, F4X1_5X1, F4X1_7X1]
 STRIDE2 = [STRIDE2_3X3, STRIDE2_4X4]
-LIMITS = dict.fromkeys([*FORMS, *STRIDE2], 1e-5) | {
-    F4X4_3X3: 3e-5, F2X2_3X3: 5e-6, F2X2_7X7: 2e-5,  # float32, of the largest element
+LIMITS = dict.fromkeys([*FORMS, *LINES, *STRIDE2], 1e-5) | {
+    F4X4_3X3: 3e-5, F2X2_3X3: 5e-6, F2X2_7X7: 2e-5, F1X4_1X7: 2e-5, F4X1_7X1: 2e-5,  # float32, of the largest element
 }  # fmt: skip
 Options = tuple[tuple[int, int], tuple[int, int]]  # padding, dilation
 GEOMETRIES = [  # N, H, W, C, O, padding and, if it is not 1, dilation
@@ -89,7 +104,7 @@ def cases(forms: list[int], geometries: list[Any]) -> list[tuple[int, Any]]:
     pairs = []
     for form, geometry in product(forms, geometries):
         size, padding, dilation = geometry[1:3], geometry[5], (*geometry, (1, 1))[6]
-        reach = [d * (tile_of(form)[1] - 1) for d in dilation]
+        reach = [d * (r - 1) for d, r in zip(dilation, tile_of(form)[1], strict=True)]
         if all(n + 2 * p > more for n, p, more in zip(size, padding, reach, strict=True)):
             pairs.append((form, geometry))
     return pairs
@@ -104,6 +119,7 @@ def cases(forms: list[int], geometries: list[Any]) -> list[tuple[int, Any]]:
         (SIX_POINTS, 5, 2),
         (SIX_POINTS, 3, 4),
         (EIGHT_POINTS, 2, 7),
+        (TEN_POINTS, 4, 7),
     ],
 )
 def test_matrices_give_the_convolution_exactly(points: Any, m: int, r: int) -> None:
@@ -132,27 +148,33 @@ def test_matrices_for_stride_2_give_the_convolution_exactly(r: int) -> None:
                 assert y.tolist() == [int(p + i - shift == 2 * (first + j)) for p in range(2 * m)]
 
 
-@pytest.mark.parametrize("form", [*FORMS, *STRIDE2, SPACED_3X3, SPACED_4X4])
+@pytest.mark.parametrize("form", [*FORMS, *LINES, *STRIDE2, SPACED_3X3, SPACED_4X4])
 def test_planes_with_the_same_weights_share_a_plane_of_u(form: int) -> None:
-    m, r, n = tile_of(form)
-    points = {4: FOUR_POINTS, 6: SIX_POINTS, 8: EIGHT_POINTS}
-    g = matrices(points[n], m, r)[1] if form in FORMS else strided(4, r)[1]
-    g = spaced(4, r, 1)[1] if form in (SPACED_3X3, SPACED_4X4) else g
-    found = [weight_plane(form, k) for k in range(n * n)]
+    points = {4: FOUR_POINTS, 6: SIX_POINTS, 8: EIGHT_POINTS, 10: TEN_POINTS}
+    both = []
+    for m, r, n in zip(*tile_of(form), strict=True):
+        if form in STRIDE2:
+            both.append(strided(4, r)[1])
+        elif form in (SPACED_3X3, SPACED_4X4):
+            both.append(spaced(4, r, 1)[1])
+        else:
+            both.append(matrices(points[n], m, r)[1] if r > 1 else [[1]])
+    (g, h), columns = both, tile_of(form)[2][1]
+    found = [weight_plane(form, k) for k in range(planes_of(form))]
     assert set(found) == set(range(weight_planes(form)))
     for k, plane in enumerate(found):
-        for other in range(n * n):
-            same = g[k // n] == g[other // n] and g[k % n] == g[other % n]
+        for other in range(planes_of(form)):
+            same = g[k // columns] == g[other // columns] and h[k % columns] == h[other % columns]
             assert same == (plane == found[other])
 
 
 def inputs(form: int, geometry: Any, dtype: str) -> tuple[Arrays, Options]:
     n, height, width, channels, outputs, padding, dilation, groups = geometry + ((1, 1), 1)[len(geometry) - 6 :]
-    r, (stride, _) = tile_of(form)[1], stride_of(form)
+    (kh, kw), (stride, _) = tile_of(form)[1], stride_of(form)
     rng = np.random.default_rng(0)
     high, wide = height + 2 * padding[0], width + 2 * padding[1]
-    out = (high - dilation[0] * (r - 1) - 1) // stride + 1, (wide - dilation[1] * (r - 1) - 1) // stride + 1
-    shapes = dict(x=(n, height, width, channels), weight=(r, r, channels // groups, outputs), dy=(n, *out, outputs),
+    out = (high - dilation[0] * (kh - 1) - 1) // stride + 1, (wide - dilation[1] * (kw - 1) - 1) // stride + 1
+    shapes = dict(x=(n, height, width, channels), weight=(kh, kw, channels // groups, outputs), dy=(n, *out, outputs),
                   bias=(outputs,), scale=(outputs,), shift=(outputs,), shortcut=(n, *out, outputs))  # fmt: skip
     return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}, (padding, dilation)
 
@@ -194,7 +216,7 @@ def expected(form: int, a: Arrays, options: Options, finish: bool) -> Arrays:
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("form", "geometry"), [*cases(FORMS, GEOMETRIES + GROUPED), *cases(STRIDE2, STRIDED)], ids=str
+    ("form", "geometry"), [*cases(FORMS + LINES, GEOMETRIES + GROUPED), *cases(STRIDE2, STRIDED)], ids=str
 )
 def test_agrees_with_float64(form: int, geometry: Any, dtype: str) -> None:
     pytest.importorskip("torch")
@@ -211,7 +233,7 @@ def test_agrees_with_float64(form: int, geometry: Any, dtype: str) -> None:
 @pytest.mark.parametrize("geometry", WIDE, ids=str)
 def test_sums_over_many_channels_or_tiles_are_as_accurate(geometry: Any) -> None:
     pytest.importorskip("torch")
-    for form in (F4X4_5X5, F2X2_7X7):
+    for form in (F4X4_5X5, F2X2_7X7, F1X4_1X5, F1X4_1X7):
         a, options = inputs(form, geometry, "float32")
         found, right = computed(form, a, options, False), expected(form, a, options, False)
         errors = {name: abs(array - right[name]).max() / abs(right[name]).max() for name, array in found.items()}
@@ -219,7 +241,7 @@ def test_sums_over_many_channels_or_tiles_are_as_accurate(geometry: Any) -> None
 
 
 def test_an_empty_batch_has_no_gradient() -> None:
-    for form in [*FORMS, *STRIDE2]:
+    for form in [*FORMS, *LINES, *STRIDE2]:
         for channels in (16, 128):
             a, options = inputs(form, (0, 8, 8, channels, channels, (1, 1)), "float32")
             assert not computed(form, a, options, False)["dweight"].any(), (form, channels)
@@ -228,7 +250,7 @@ def test_an_empty_batch_has_no_gradient() -> None:
 @pytest.mark.skipif(numba.get_num_threads() < 2, reason="needs two cores")
 @pytest.mark.parametrize(
     ("form", "geometry"),
-    [*cases(FORMS, GEOMETRIES[-6:] + GROUPED[2::2]), *cases(STRIDE2, STRIDED[4:9])],
+    [*cases(FORMS + LINES[2::3], GEOMETRIES[-6:] + GROUPED[2::2]), *cases(STRIDE2, STRIDED[4:9])],
     ids=str,
 )
 def test_bits_do_not_depend_on_the_number_of_threads(form: int, geometry: Any) -> None:
@@ -265,6 +287,12 @@ def test_the_rule_that_selects_a_form() -> None:
     assert winograd_form((14, 14), five, 6, 16, one, one, 1) == F4X4_5X5
     assert winograd_form((15, 15), (7, 7), 16, 24, one, one, 1) == F2X2_7X7
     assert winograd_form((15, 15), (7, 7), 16, 24, one, (2, 2), 1) == F2X2_7X7
+    assert winograd_form((15, 15), (1, 3), 50, 64, one, one, 1) == F1X4_1X3
+    assert winograd_form((1, 99), (1, 5), 64, 30, one, (1, 3), 1) == F1X4_1X5
+    assert winograd_form((15, 15), (1, 7), 24, 24, one, one, 1) == F1X4_1X7
+    assert winograd_form((15, 15), (3, 1), 50, 64, one, one, 1) == F4X1_3X1
+    assert winograd_form((99, 1), (5, 1), 64, 30, one, one, 1) == F4X1_5X1
+    assert winograd_form((15, 15), (7, 1), 24, 24, one, one, 1) == F4X1_7X1
     two = (2, 2)
     assert winograd_form((32, 32), two, 16, 16, one, one, 1) == F5X5_2X2
     assert winograd_form((32, 32), (4, 4), 16, 16, one, one, 1) == F3X3_4X4
@@ -284,6 +312,18 @@ def test_the_rule_that_selects_a_form() -> None:
     assert gradient_form(1, (8, 8), three, 256, 256, one, one, 1) == F4X4_3X3
     assert gradient_form(15, (4, 4), three, 256, 512, two, one, 1) == DIRECT
     assert gradient_form(64, (4, 4), three, 256, 512, two, one, 1) == STRIDE2_3X3
+    for kernel, channels, stride, groups in (
+        ((1, 3), 49, one, 1),
+        ((5, 1), 29, one, 1),
+        ((1, 7), 21, one, 1),
+        ((1, 1), 64, one, 1),
+        ((2, 1), 128, one, 1),
+        ((1, 9), 64, one, 1),
+        ((7, 1), 64, (2, 1), 1),
+        ((7, 1), 64, one, 2),
+    ):
+        assert winograd_form((16, 16), kernel, channels, 64, stride, one, groups) == DIRECT
+    assert winograd_form((16, 2), (1, 7), 64, 64, one, one, 1) == DIRECT  # tiles of four outputs would be half empty
     for out, kernel, channels, stride, dilation, groups in (
         ((32, 32), three, 7, one, one, 1),
         ((14, 14), five, 5, one, one, 1),

@@ -74,10 +74,12 @@ Tiles = tuple[int, int, int, int]
 
 DIRECT, F4X4_3X3, F2X2_3X3, F4X4_5X5, F5X5_2X2, F3X3_4X4 = 0, 1, 2, 3, 4, 5
 F2X2_7X7 = 6
-STRIDE2_3X3, STRIDE2_4X4 = 7, 8  # 4 x 4 outputs with stride 2: y and dweight
-SPACED_3X3, SPACED_4X4 = 9, 10  # 8 x 8 pixels of dx in such a layer
+F1X4_1X3, F1X4_1X5, F1X4_1X7, F4X1_3X1, F4X1_5X1, F4X1_7X1 = 7, 8, 9, 10, 11, 12  # along a line of pixels
+STRIDE2_3X3, STRIDE2_4X4 = 13, 14  # 4 x 4 outputs with stride 2: y and dweight
+SPACED_3X3, SPACED_4X4 = 15, 16  # 8 x 8 pixels of dx in such a layer
 FREQUENT = F4X4_3X3, F2X2_3X3, F4X4_5X5  # in well-known networks
 FEWEST, FEWEST_5X5, FEWEST_SMALL, FEWEST_STRIDED, FEWEST_WITH_GROUPS = 8, 6, 16, 24, 16  # channels
+FEWEST_TIMES_TAPS = 150  # of a line: the taps times the channels
 FEWEST_PAIRS, FEWEST_IN_GROUP = 96, 4  # pairs of an input and an output channel; channels in a group
 AMX_CHANNELS, AMX_TILES = 32, 64  # at least, for y and dx on AMX; elsewhere vectors are as fast
 AMX_LEAST_PAIRS, AMX_MOST_PAIRS = 2**11, 2**14  # with more pairs of channels, U waits for the third-level cache
@@ -90,13 +92,13 @@ GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as m
 
 
 @helper
-def tiles_of(m: int, height: int, width: int, dilation: Pair) -> Tiles:
-    """Return how many tiles of m x m outputs cover height x width outputs.
+def tiles_of(m: Pair, height: int, width: int, dilation: Pair) -> Tiles:
+    """Return how many tiles of m[0] x m[1] outputs cover height x width outputs.
 
     With dilation d, an output reads only every d-th input. So d x d separate images, each of every d-th pixel, have
     convolutions without dilation. The result is: rows of tiles and tiles in a row of such an image, and the dilation.
     """
-    step = m * dilation[0], m * dilation[1]
+    step = m[0] * dilation[0], m[1] * dilation[1]
     return (height + step[0] - 1) // step[0], (width + step[1] - 1) // step[1], dilation[0], dilation[1]
 
 
@@ -150,14 +152,16 @@ def winograd_form(
 
     x has `channels` channels, y has `outputs` channels, and out = (Ho, Wo).
     """
-    r, by_two = kernel[0], stride == (2, 2)
+    r, by_two = max(kernel), stride == (2, 2)
+    if min(kernel) == 1:
+        return _line_form(out, kernel, channels, outputs, stride, dilation, groups)
     least = FEWEST_5X5 if r == 5 else FEWEST_SMALL if r in (2, 7) else FEWEST
     if r == 3 and by_two:
         least = FEWEST_SMALL if channels % 16 == 0 and outputs % 16 == 0 else FEWEST_STRIDED
     if groups > 1:
         least = max(FEWEST_WITH_GROUPS, FEWEST_IN_GROUP * groups)
     few = min(channels, outputs) < least or channels * outputs < FEWEST_PAIRS
-    if few or kernel[1] != r or r < 2 or r == 6 or r > 7:
+    if few or kernel[0] != kernel[1] or r == 6 or r > 7:
         return DIRECT
     if 1 < groups and channels == outputs == 4 * groups and 4 in NARROW:
         return DIRECT
@@ -169,8 +173,8 @@ def winograd_form(
     # Multiplications for each input channel and output channel: n^2 for each tile
     n = r + 6 if by_two else 8 if r >= 5 else 6
     m = 4 if by_two else n - r + 1
-    many = count_of(1, tiles_of(m, out[0], out[1], dilation)) * n**2
-    two = count_of(1, tiles_of(2, out[0], out[1], dilation)) * 4**2 if r == 3 and not by_two else many
+    many = count_of(1, tiles_of((m, m), out[0], out[1], dilation)) * n**2
+    two = count_of(1, tiles_of((2, 2), out[0], out[1], dilation)) * 4**2 if r == 3 and not by_two else many
     if out[0] * out[1] * r * r < GAIN * min(many, two):
         return DIRECT
     if by_two:
@@ -180,6 +184,21 @@ def winograd_form(
     if r >= 5:
         return F4X4_5X5 if r == 5 else F2X2_7X7
     return F5X5_2X2 if r == 2 else F3X3_4X4
+
+
+@helper
+def _line_form(
+    out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
+) -> int:
+    """Return winograd_form for a kernel that is a line of taps."""
+    r, across = max(kernel), kernel[0] == 1
+    few = r * min(channels, outputs) < FEWEST_TIMES_TAPS or groups > 1
+    if few or (r != 3 and r != 5 and r != 7) or stride != (1, 1):
+        return DIRECT
+    tiles = tiles_of((1, 4) if across else (4, 1), out[0], out[1], dilation)
+    if out[0] * out[1] * r < GAIN * count_of(1, tiles) * (r + 3):  # each tile has 4 outputs
+        return DIRECT
+    return (F1X4_1X3 if across else F4X1_3X1) + (r - 3) // 2
 
 
 @helper

@@ -9,9 +9,15 @@ from minidl.engine.jit import helper
 from minidl.kernels.matmul.blocks import LANES
 
 from .choice import (
+    F1X4_1X3,
+    F1X4_1X5,
+    F1X4_1X7,
     F2X2_3X3,
     F2X2_7X7,
     F3X3_4X4,
+    F4X1_3X1,
+    F4X1_5X1,
+    F4X1_7X1,
     F4X4_3X3,
     F4X4_5X5,
     F5X5_2X2,
@@ -26,18 +32,36 @@ from .transforms import (
     EIGHT_POINTS,
     FOUR_POINTS,
     SIX_POINTS,
+    TEN_POINTS,
+    Both,
+    Matrices,
     distinct,
     make_normalizing_transform,
     make_output_transform,
     make_transform,
     matrices,
+    one_tap,
     rows_among,
     spaced,
     strided,
     transposed,
 )
 
-_FORMS = {
+
+def _lengths(both: Both) -> Pair:
+    return len(both[0]), len(both[1])
+
+
+def _widths(both: Both) -> Pair:
+    return len(both[0][0]), len(both[1][0])
+
+
+def _transposed(of: Matrices) -> Matrices:
+    """Return the transposed matrices of the forms of dweight."""
+    return {form: (transposed(a), transposed(b)) for form, (a, b) in of.items() if form not in _SPACED}
+
+
+_SQUARE = {  # the same matrices along both axes
     F4X4_3X3: matrices(SIX_POINTS, 4, 3),
     F2X2_3X3: matrices(FOUR_POINTS, 2, 3),
     F4X4_5X5: matrices(EIGHT_POINTS, 4, 5),
@@ -48,45 +72,66 @@ _FORMS = {
     STRIDE2_4X4: strided(4, 4),
 }
 _SPACED = {SPACED_3X3: spaced(4, 3, 1), SPACED_4X4: spaced(4, 4, 1)}
-_AT, _G, _BT = ({form: each[i] for form, each in (_FORMS | _SPACED).items()} for i in range(3))
+_LINE = {
+    (F1X4_1X3, F4X1_3X1): matrices(SIX_POINTS, 4, 3),
+    (F1X4_1X5, F4X1_5X1): matrices(EIGHT_POINTS, 4, 5),
+    (F1X4_1X7, F4X1_7X1): matrices(TEN_POINTS, 4, 7),
+}
+_BOTH = {form: (each, each) for form, each in (_SQUARE | _SPACED).items()}  # vertical, horizontal
+_BOTH |= {form: (one_tap(1), each) for (form, _), each in _LINE.items()}
+_BOTH |= {form: (each, one_tap(1)) for (_, form), each in _LINE.items()}
+_ALL = sorted(_BOTH)
+_AT, _G, _BT = ({form: (_BOTH[form][0][i], _BOTH[form][1][i]) for form in _ALL} for i in range(3))
 input_transform = make_transform(_BT)
 normalizing_transform = make_normalizing_transform(_BT[F4X4_3X3])
-weight_transform = make_transform({form: distinct(g) for form, g in _G.items()})
+weight_transform = make_transform({form: (distinct(g[0]), distinct(g[1])) for form, g in _G.items()})
 output_transform = make_output_transform(_AT)
-spread_transform = make_transform({form: transposed(_AT[form]) for form in _FORMS})  # for dweight: A dy AT
-gather_transform = make_transform({form: transposed(_G[form]) for form in _FORMS})  # GT dU G
+spread_transform = make_transform(_transposed(_AT))  # for dweight: A dy AT
+gather_transform = make_transform(_transposed(_G))  # GT dU G
 
-# Sizes for each form; form 0 is DIRECT.
-_TILES = ((0, 0, 0), *((len(_AT[form]), len(_G[form][0]), len(_G[form])) for form in sorted(_AT)))  # m, r, n
-_STEPS = {form: 2 * len(_AT[form]) for form in (STRIDE2_3X3, STRIDE2_4X4)} | dict.fromkeys(_SPACED, 4)
-_WINDOWS = ((0, 0), *((len(_BT[form][0]), _STEPS.get(form, len(_AT[form]))) for form in sorted(_BT)))
-_SIDES = (0, *(len(distinct(_G[form])) for form in sorted(_G)))  # planes of U along an axis
-_MOST = max(len(g) for g in _G.values())
-_ROWS = ((0,) * _MOST, *(rows_among(distinct(_G[form]), _G[form], _MOST) for form in sorted(_G)))
+# Sizes for each form along both axes; form 0 is DIRECT.
+_NONE = (0, 0)
+_TILES = (
+    (_NONE, _NONE, _NONE),
+    *((_lengths(_AT[form]), _widths(_G[form]), _lengths(_G[form])) for form in _ALL),  # m, r, n
+)
+_STEPS = dict.fromkeys((STRIDE2_3X3, STRIDE2_4X4), (8, 8)) | dict.fromkeys(_SPACED, (4, 4))
+_WINDOWS = ((_NONE, _NONE), *((_widths(_BT[form]), _STEPS.get(form, _lengths(_AT[form]))) for form in _ALL))
+_SIDES = (0, *(len(distinct(_G[form][1])) for form in _ALL))  # planes of U along the horizontal axis
+_PLANES = (0, *(len(distinct(_G[form][0])) * len(distinct(_G[form][1])) for form in _ALL))
+_MOST = max(len(g) for g, _ in _G.values())
+_ROWS = ((0,) * _MOST, *(rows_among(distinct(_G[form][0]), _G[form][0], _MOST) for form in _ALL))
 
 
 @helper
-def tile_of(form: int) -> tuple[int, int, int]:
-    """Return m, r and n of a form (choice.py): tiles of m x m outputs and n x n positions, kernels of r x r."""
+def tile_of(form: int) -> tuple[Pair, Pair, Pair]:
+    """Return m, r and n of a form along both axes: a tile has m outputs and n positions, a kernel has r taps."""
     return _TILES[form]
 
 
 @helper
-def window_of(form: int) -> tuple[int, int]:
-    """Return how many inputs a tile reads along an axis, and how many inputs further the next tile begins."""
+def planes_of(form: int) -> int:
+    """Return the number of positions of a tile: planes of V and M."""
+    n = _TILES[form][2]
+    return n[0] * n[1]
+
+
+@helper
+def window_of(form: int) -> tuple[Pair, Pair]:
+    """Return how many inputs a tile reads along both axes, and how many inputs further the next tile begins."""
     return _WINDOWS[form]
 
 
 @helper
 def weight_side(form: int) -> int:
-    """Return the number of planes of U along an axis. In some forms, several positions have the same weights."""
+    """Return the number of planes of U along a row. In some forms, several positions have the same weights."""
     return _SIDES[form]
 
 
 @helper
 def weight_planes(form: int) -> int:
     """Return the number of planes of U."""
-    return _SIDES[form] ** 2
+    return _PLANES[form]
 
 
 @helper
@@ -94,7 +139,7 @@ def weight_plane(form: int, k: int) -> int:
     """Return which plane of U the plane k of V is multiplied by."""
     if form < STRIDE2_3X3:  # each plane of V has its own; the tables below would slow down small layers
         return k
-    n, rows = tile_of(form)[2], _ROWS[form]
+    n, rows = tile_of(form)[2][1], _ROWS[form]
     return rows[k // n] * _SIDES[form] + rows[k % n]
 
 

@@ -1,8 +1,9 @@
 """Transforms of tiles and weights into Winograd's planes and back. winograd.py explains the formulas.
 
-An image is cut into tiles of m x m outputs. Each reads a window of inputs, which becomes n x n positions. A plane holds
-one position (i, j) of all transformed tiles, so V and M have n^2 planes; U may have fewer. A plane of tiles is a matrix
-(tiles, channels). A plane of weights is a matrix (channels / groups, outputs). Rows are padded to whole vectors.
+An image is cut into tiles of m[0] x m[1] outputs. Each reads a window of inputs, which becomes n[0] x n[1] positions. A
+plane holds one position (i, j) of all transformed tiles, so V and M have n[0] * n[1] planes; U may have fewer. A plane
+of tiles is a matrix (tiles, channels). A plane of weights is a matrix (channels / groups, outputs). Rows are padded to
+whole vectors.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .forms import (
     input_transform,
     normalizing_transform,
     output_transform,
+    planes_of,
     spread_transform,
     tile_of,
     weight_planes,
@@ -55,8 +57,8 @@ def row_of(channels: int) -> int:
 def plane_of(rows: int, row: int) -> int:
     """Return the distance from one plane to the next: the size of a plane plus one vector.
 
-    A tile's n^2 vectors go to n^2 planes. If the planes were a multiple of 4 KB apart, these vectors would map to the
-    same few sets of the caches and evict one another.
+    A tile has a vector in each plane. If the planes were a multiple of 4 KB apart, these vectors would map to the same
+    few sets of the caches and evict one another.
     """
     return rows * row + LANES
 
@@ -80,7 +82,7 @@ def group_of(form: int, channels: int, outputs: int, groups: int, tiles: int) ->
     """
     if divides_outputs(form, channels, outputs, groups, tiles):
         return tiles
-    u, each = weight_planes(form) * channels * outputs // groups, tile_of(form)[2] ** 2 * (channels + outputs)
+    u, each = weight_planes(form) * channels * outputs // groups, planes_of(form) * (channels + outputs)
     size = GROUP_SIZE
     if u > GROUP_SIZE:
         beside_u = 2 * GROUP_SIZE - u
@@ -215,7 +217,7 @@ def to_planes(
     """
     m, _, n = tile_of(form)
     height, width, channels = x.shape[1:]
-    side, move = window_of(form)
+    side, move = window_of(form)  # along both axes, like m and n
     if spread:
         side, move = m, m
     pixels = x.reshape(-1)
@@ -225,11 +227,11 @@ def to_planes(
     block_step = (plane - LANES) // round_up(channels, block) * block
     through, constants = step != channels, before.reshape(-1)
     row_step, column_step = tiles[2] * width * channels, tiles[3] * channels
-    source, x_row, x_column = (patch, side * step, step) if through else (pixels, row_step, column_step)
+    source, x_row, x_column = (patch, side[1] * step, step) if through else (pixels, row_step, column_step)
     for t in range(at_tile, at_tile + count):
         whole, row, column = _separate(image, tiles)
-        top, left = row + down * move * tiles[2] - padding[0], column + across * move * tiles[3] - padding[1]
-        rows, columns = _inside(height, top, tiles[2], side), _inside(width, left, tiles[3], side)
+        top, left = row + down * move[0] * tiles[2] - padding[0], column + across * move[1] * tiles[3] - padding[1]
+        rows, columns = _inside(height, top, tiles[2], side[0]), _inside(width, left, tiles[3], side[1])
         at = ((whole * height + top) * width + left) * channels
         if through:
             _copy_tile(pixels, at, row_step, column_step, channels, rows, columns, patch, x_row)
@@ -239,25 +241,25 @@ def to_planes(
             if c == next_block:
                 to, next_block = to + block_step - block, next_block + block
             if before.size:
-                normalizing_transform(source, at + c, x_row, x_column, rows, columns, zeros, planes, to, n * plane,
-                                      plane, constants, c, channels)  # fmt: skip
+                normalizing_transform(source, at + c, x_row, x_column, rows, columns, zeros, planes, to,
+                                      n[1] * plane, plane, constants, c, channels)  # fmt: skip
             elif spread:
-                spread_transform(form, source, at + c, x_row, x_column, rows, columns, zeros, planes, to, n * plane,
-                                 plane)  # fmt: skip
+                spread_transform(form, source, at + c, x_row, x_column, rows, columns, zeros, planes, to,
+                                 n[1] * plane, plane)  # fmt: skip
             else:
-                input_transform(form, source, at + c, x_row, x_column, rows, columns, zeros, planes, to, n * plane,
-                                plane)  # fmt: skip
+                input_transform(form, source, at + c, x_row, x_column, rows, columns, zeros, planes, to,
+                                n[1] * plane, plane)  # fmt: skip
             to += lanes(x)
         image, down, across = _next_tile(image, down, across, tiles)
 
 
 @helper
-def _place(y: ndarray, tiles: Tiles, m: int, image: int, down: int, across: int) -> tuple[int, int, int]:
+def _place(y: ndarray, tiles: Tiles, m: Pair, image: int, down: int, across: int) -> tuple[int, int, int]:
     """Return a tile's rows and columns of outputs, and where it begins in y. No rows or columns: it is outside."""
     height, width, outputs = y.shape[1:]
     whole, row, column = _separate(image, tiles)
-    top, left = row + down * m * tiles[2], column + across * m * tiles[3]
-    rows, columns = _inside(height, top, tiles[2], m)[1], _inside(width, left, tiles[3], m)[1]
+    top, left = row + down * m[0] * tiles[2], column + across * m[1] * tiles[3]
+    rows, columns = _inside(height, top, tiles[2], m[0])[1], _inside(width, left, tiles[3], m[1])[1]
     return rows, columns, ((whole * height + top) * width + left) * outputs
 
 
@@ -284,16 +286,17 @@ def from_planes(
         rows, columns, there = next_rows, next_columns, following
         image, down, across = _next_tile(image, down, across, tiles)
         next_rows, next_columns, following = _place(y, tiles, m, image, down, across)
-        through = rows < m or columns < m or outputs < vector  # y ends within the tile or vector: write to the patch
+        # y ends within the tile or vector: write to the patch
+        through = rows < m[0] or columns < m[1] or outputs < vector
         row_step, column_step = tiles[2] * width * outputs, tiles[3] * outputs
-        at, y_row, y_column = (0, m * step, step) if through else (there, row_step, column_step)
+        at, y_row, y_column = (0, m[1] * step, step) if through else (there, row_step, column_step)
         for i in range(rows if through and adds and columns > 0 else 0):
             _copy_pixels(columns, whole, tail, shortcut, there + i * row_step + begin, column_step,
-                         patch, (m + i) * y_row + begin, step)  # fmt: skip
+                         patch, (m[0] + i) * y_row + begin, step)  # fmt: skip
         for place_of_vector in range(begin, max(stop, vector), vector):
             o = min(place_of_vector, step - vector)  # the last vector may overlap the previous one
             here = t * row + o - left
-            output_transform(form, planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, y_column,
+            output_transform(form, planes, here, n[1] * plane, plane, pixels, patch, through, at + o, y_row, y_column,
                              following + o, finish, end, o, row_of(outputs), shortcut, adds)  # fmt: skip
         for i in range(rows if through and columns > 0 else 0):
             _copy_pixels(columns, whole, tail, patch, i * y_row + begin, step,
@@ -314,60 +317,60 @@ def weight_to_planes(
     A plane of u consists of panels (`rows`, panel width); the channels go to the rows `row`, row + 1, ... With `flip`
     (for dx), the kernel g is rotated by 180 degrees, and input and output channels are exchanged.
     """
-    r, (inner, total) = weight.shape[0], weight.shape[2:]
+    high, wide, inner, total = weight.shape
+    taps = high * wide
     vector, outer = lanes(weight), total // groups
     panel_columns, group_at = 2 * vector, group * outer
     channels = outer if flip else inner
     first = block * vector
     count = min(vector, channels - first)
-    patch = np.zeros(r * r * vector * vector + vector, weight.dtype)  # (r, r, channels, outputs), and one vector more
-    flat = weight.reshape(-1)
-    side, all_ = weight_side(form), (0, r)
+    patch = np.zeros(taps * vector * vector + vector, weight.dtype)  # (taps, channels, outputs), and one vector more
+    flat, side = weight.reshape(-1), weight_side(form)
     for o in range(begin, stop, vector):
         through = flip or o + vector > stop
         if through:
-            wide = min(vector, stop - o)
-            for tap in range(r * r):  # columns beyond `wide` may have any values
+            some = min(vector, stop - o)
+            for tap in range(taps):  # columns beyond `some` may have any values
                 part = patch[tap * vector * vector :]
                 if flip:
-                    corner = ((r * r - 1 - tap) * inner + o) * total + group_at + first
-                    pack_columns(flat, corner, total, count, wide, part, vector)
+                    corner = ((taps - 1 - tap) * inner + o) * total + group_at + first
+                    pack_columns(flat, corner, total, count, some, part, vector)
                 else:
-                    pack_rows(flat, (tap * inner + first) * total + group_at + o, total, count, wide, part, vector)
+                    pack_rows(flat, (tap * inner + first) * total + group_at + o, total, count, some, part, vector)
         for c in range(count):
             source, at, step = flat, (first + c) * total + group_at + o, inner * total
             if through:
                 source, at, step = patch, c * vector, vector * vector
             panel = (o - begin) // panel_columns * panel_columns
             to = panel * rows + (row + c) * panel_columns + o % panel_columns
-            weight_transform(form, source, at, r * step, step, all_, all_, u, u, to, side * plane, plane)
+            weight_transform(form, source, at, wide * step, step, (0, high), (0, wide), u, u, to, side * plane, plane)
 
 
 @apart_jit
 def weight_from_planes(form: int, parts: int, du: ndarray, part: int, plane: int, c: int, dweight: ndarray) -> None:
     """Compute dweight[:, :, c] = GT dU G, where dU is the sum of the partial sums, added in order."""
-    _, r, n = tile_of(form)
-    channels, outputs = dweight.shape[2:]
+    _, _, n = tile_of(form)
+    high, wide, channels, outputs = dweight.shape
     vector = lanes(dweight)
     row = row_of(outputs)
     flat = dweight.reshape(-1)
-    for k in range(n * n):
+    for k in range(planes_of(form)):
         total = du[k * plane + c * row : k * plane + c * row + outputs]
         for q in range(1, parts):
             other = du[q * part + k * plane + c * row : q * part + k * plane + c * row + outputs]
             for o in range(outputs):
                 total[o] += other[o]
     through = outputs < vector
-    all_ = (0, n)
-    patch = np.empty(r * r * vector, dweight.dtype)
+    patch = np.empty(high * wide * vector, dweight.dtype)
     for begin in range(0, max(outputs, vector), vector):
         o = max(0, min(begin, outputs - vector))
         target, at, step = flat, c * outputs + o, channels * outputs
         if through:
             target, at, step = patch, 0, vector
-        gather_transform(form, du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
+        gather_transform(form, du, c * row + o, n[1] * plane, plane, (0, n[0]), (0, n[1]), du, target, at,
+                         wide * step, step)  # fmt: skip
     if through:
-        for i in range(r):
-            for j in range(r):
+        for i in range(high):
+            for j in range(wide):
                 for o in range(outputs):
-                    dweight[i, j, c, o] = patch[(i * r + j) * vector + o]
+                    dweight[i, j, c, o] = patch[(i * wide + j) * vector + o]

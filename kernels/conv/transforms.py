@@ -27,12 +27,14 @@ from minidl.kernels.matmul.emitter import Emitter, Offset, Value, instructions
 from .choice import FREQUENT
 
 Matrix = list[list[Fraction]]
-Matrices = dict[int, Matrix]  # form (choice.py) -> matrix
+Both = tuple[Matrix, Matrix]  # a matrix for the vertical axis, and one for the horizontal axis
+Matrices = dict[int, Both]  # form (choice.py) -> matrices
 Load = Callable[[int, Value, Offset], Value]  # load X[i][j]: i, the pointer to row i, the offset of column j
 FOUR_POINTS = [Fraction(0), Fraction(1), Fraction(-1)]  # and infinity
 FIVE_POINTS = [*FOUR_POINTS, Fraction(2)]  # and infinity
 SIX_POINTS = [Fraction(0), Fraction(3, 4), Fraction(-3, 4), Fraction(3, 2), Fraction(-3, 2)]  # and infinity
 EIGHT_POINTS = [*FOUR_POINTS, Fraction(1, 2), Fraction(-1, 2), Fraction(2), Fraction(-2)]  # and infinity
+TEN_POINTS = [Fraction(0), *(Fraction(k, 8) for k in (3, -3, 6, -6, 10, -10, 20, -20))]  # and infinity
 POINTS = {len(points) + 1: points for points in (FOUR_POINTS, FIVE_POINTS, SIX_POINTS, EIGHT_POINTS)}
 
 
@@ -53,12 +55,12 @@ def matrices(points: list[Fraction], m: int, r: int) -> tuple[Matrix, Matrix, Ma
 
 def _side_by_side(m: int, taps: tuple[int, int]) -> tuple[Matrix, ...]:
     """Return AT (2m, n), G (n, all taps) and BT (n, n) of two convolutions. Each has a block in each matrix."""
-    forms = [matrices(POINTS[m + r - 1], m, r) if r > 1 else _no_points(m) for r in taps]
+    forms = [matrices(POINTS[m + r - 1], m, r) if r > 1 else one_tap(m) for r in taps]
     return tuple(_blocks(*both) for both in zip(*forms, strict=True))
 
 
-def _no_points(m: int) -> tuple[Matrix, Matrix, Matrix]:
-    """Return the matrices for one tap: m products."""
+def one_tap(m: int) -> tuple[Matrix, Matrix, Matrix]:
+    """Return AT, G and BT for m outputs of one tap: m products."""
     identity = [[Fraction(int(i == j)) for j in range(m)] for i in range(m)]
     return identity, [[Fraction(1)] for _ in range(m)], identity
 
@@ -216,28 +218,28 @@ def _plus(e: Emitter, x: Value, factor: Fraction, y: Value) -> Value:
 # -- in two dimensions, from memory to memory -------------------------------------------------------------------
 
 
-def _parts(matrix: Matrix) -> list[slice]:
-    """Return the ranges of rows of the matrix that are applied together to X (make_transform).
+def _parts(matrix: Matrix, columns: int) -> list[slice]:
+    """Return the ranges of rows of the matrix that are applied together to X, which has this many columns.
 
     matrix @ X has a vector for each row of the matrix and each column of X. If the registers cannot hold them all, the
     rows are applied in several parts. Rows 1 and 2, 3 and 4 ... stay together, because most are pairs (`multiply`).
     """
     rows = len(matrix)
-    cuts = range(3, rows - 2, 2) if rows * len(matrix[0]) > REGISTERS else ()
+    cuts = range(3, rows - 2, 2) if rows * columns > REGISTERS else ()
     return [slice(begin, end) for begin, end in zip((0, *cuts), (*cuts, rows), strict=True)]
 
 
-def _for_form(e: Emitter, form: Value, matrices: Matrices) -> Iterator[tuple[Matrix, Callable[[Value], Value]]]:
-    """Yield each different matrix. What the caller writes for a matrix runs if it belongs to the form.
+def _for_form(e: Emitter, form: Value, matrices: Matrices) -> Iterator[tuple[Both, Callable[[Value], Value]]]:
+    """Yield each different pair of matrices. What the caller writes for a pair runs if it belongs to the form.
 
     Also yield a function for the integers that the caller uses. For a rare form, it makes them opaque. Otherwise LLVM
     would compute all addresses of all forms before the loop over the tiles, and keep them in registers. That would take
     3% of the time of layers with 16 channels.
     """
-    matrix = next(iter(matrices.values()))
-    others = {form: other for form, other in matrices.items() if other != matrix}
+    both = next(iter(matrices.values()))
+    others = {form: other for form, other in matrices.items() if other != both}
     mine = [each for each in matrices if each not in others]
-    found = matrix, e.opaque if set(mine).isdisjoint(FREQUENT) else _unchanged
+    found = both, e.opaque if set(mine).isdisjoint(FREQUENT) else _unchanged
     if not others:
         yield found
         return
@@ -254,7 +256,7 @@ def _unchanged(value: Value) -> Value:
 
 
 def make_transform(matrices: Matrices) -> Any:
-    """Return a function for kernels that computes Y = M X M^T for one vector of channels; the form selects M.
+    """Return a function for kernels that computes Y = M X N^T for one vector of channels; the form selects M and N.
 
     X[i][j] is the vector at x[x_at + i * x_row + j * x_column], and Y[i][j] is at y[y_at + i * y_row + j * y_column].
     If i is outside the range `rows`, X[i][j] is read from `zeros`, a row of zeros. If j is outside the range `columns`,
@@ -271,14 +273,14 @@ def make_transform(matrices: Matrices) -> Any:
         def load(i: int, start: Value, offset: Offset) -> Value:
             return e.load(start, offset)
 
-        for matrix, hidden in _for_form(e, form, matrices):
-            _write(e, matrix, load, x, hidden(x_row), hidden(x_column), _hide(e, rows, hidden),
+        for both, hidden in _for_form(e, form, matrices):
+            _write(e, both, load, x, hidden(x_row), hidden(x_column), _hide(e, rows, hidden),
                    _hide(e, columns, hidden), zeros, y, hidden(y_row), hidden(y_column))  # fmt: skip
 
     return transform
 
 
-def make_normalizing_transform(matrix: Matrix) -> Any:
+def make_normalizing_transform(both: Both) -> Any:
     """Return a function like make_transform's that first replaces each X[i][j] within the ranges by
 
         max((X[i][j] - mean) * scale + bias, 0)        each step rounded
@@ -293,28 +295,31 @@ def make_normalizing_transform(matrix: Matrix) -> Any:
     ) -> None:  # fmt: skip
         b, x, y, before, zero = e.builder, e.at(x, x_at), e.at(y, y_at), e.at(before, before_at), e.filled(0.0)
         mean, scale, bias = (e.load(before, e.times(before_step, i)) for i in range(3))
-        inside = [e.broadcast(_within(e, i, rows)) for i in range(len(matrix))]
+        inside = [e.broadcast(_within(e, i, rows)) for i in range(len(both[0][0]))]
 
         def load(i: int, start: Value, offset: Offset) -> Value:
             z = b.fadd(b.fmul(b.fsub(e.load(start, offset), mean), scale), bias)
             return b.select(inside[i], e.at_least(z, zero), zero)
 
-        _write(e, matrix, load, x, x_row, x_column, rows, columns, zeros, y, y_row, y_column)
+        _write(e, both, load, x, x_row, x_column, rows, columns, zeros, y, y_row, y_column)
 
     return transform
 
 
 def _write(
-    e: Emitter, matrix: Matrix, load: Load, x: Value, x_row: Value, x_column: Value, rows: Value, columns: Value,
+    e: Emitter, both: Both, load: Load, x: Value, x_row: Value, x_column: Value, rows: Value, columns: Value,
     zeros: Value, y: Value, y_row: Value, y_column: Value,
 ) -> None:  # fmt: skip
-    """Write the instructions of make_transform for one matrix."""
-    sides = range(len(matrix[0]))
-    starts = [e.builder.select(_within(e, i, rows), e.at(x, e.times(x_row, i)), zeros) for i in sides]
-    for some in _parts(matrix):
-        middle = [_column(e, matrix[some], load, starts, e.times(x_column, j), _within(e, j, columns)) for j in sides]
-        for i, row in zip(range(len(matrix))[some], zip(*middle, strict=True), strict=True):
-            for j, vector in enumerate(multiply(e, matrix, list(row))):
+    """Write the instructions of make_transform for two matrices."""
+    left, right = both
+    starts = [e.builder.select(_within(e, i, rows), e.at(x, e.times(x_row, i)), zeros) for i in range(len(left[0]))]
+    for some in _parts(left, len(right[0])):
+        middle = [
+            _column(e, left[some], load, starts, e.times(x_column, j), _within(e, j, columns))
+            for j in range(len(right[0]))
+        ]
+        for i, row in zip(range(len(left))[some], zip(*middle, strict=True), strict=True):
+            for j, vector in enumerate(multiply(e, right, list(row))):
                 e.store(vector, e.at(y, e.times(y_row, i)), e.times(y_column, j))
 
 
@@ -361,16 +366,17 @@ def make_output_transform(matrices: Matrices) -> Any:
         b, following, x, end = e.builder, e.at(y, next_at), e.at(x, x_at), e.at(end, end_at)
 
         def write(
-            matrix: Matrix, starts: list[Value], steps: list[Value], y: Value, other: Value, finished: bool, added: bool
+            matrices: Both, starts: list[Value], steps: list[Value], y: Value, other: Value, finished: bool, added: bool
         ) -> None:
+            left, right = matrices
             x_column, y_row, y_column = steps
             bias, scale, shift, floor = (e.load(end, e.times(end_step, i)) for i in range(4))
             middle = [
-                multiply(e, matrix, [e.load(start, e.times(x_column, j)) for start in starts])
-                for j in range(len(starts))
+                multiply(e, left, [e.load(start, e.times(x_column, j)) for start in starts])
+                for j in range(len(right[0]))
             ]
             for i, row in enumerate(zip(*middle, strict=True)):
-                for j, vector in enumerate(multiply(e, matrix, list(row))):
+                for j, vector in enumerate(multiply(e, right, list(row))):
                     at = b.add(e.times(y_row, i), e.times(y_column, j))
                     vector = e.scale_shift(vector, bias, scale, shift) if finished else vector
                     vector = b.fadd(vector, e.load(other, at)) if added else vector
@@ -384,12 +390,12 @@ def make_output_transform(matrices: Matrices) -> Any:
                 with no:
                     write(False)
 
-        for matrix, hidden in _for_form(e, form, matrices):
+        for left_right, hidden in _for_form(e, form, matrices):
             row, *steps = (hidden(step) for step in (x_row, x_column, y_row, y_column))
-            behind = e.at(patch, e.times(steps[1], len(matrix)))
+            behind = e.at(patch, e.times(steps[1], len(left_right[0])))
             target, other = (e.at(b.select(through, p, q), y_at) for p, q in ((patch, y), (behind, shortcut)))
-            starts = [e.at(x, e.times(row, i)) for i in range(len(matrix[0]))]
-            version = partial(write, matrix, starts, steps, target, other)
+            starts = [e.at(x, e.times(row, i)) for i in range(len(left_right[0][0]))]
+            version = partial(write, left_right, starts, steps, target, other)
             # Four versions without branches: a condition at each row or each vector would cost a fifth of the time.
             # Rare forms have two, to compile less: without `finish`, the steps of the end change nothing.
             if hidden is _unchanged:

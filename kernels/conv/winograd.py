@@ -30,7 +30,7 @@ from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .choice import SPACED_3X3, Tiles, count_of, on_amx, tiles_of
-from .forms import depth_of_sums, stride_of, tile_of, weight_plane, weight_planes
+from .forms import depth_of_sums, planes_of, stride_of, tile_of, weight_plane, weight_planes
 from .geometry import ceildiv
 from .norms import Norms, add_rest, add_up
 from .planes import (
@@ -59,7 +59,7 @@ Shape = tuple[int, int, int, int]
 @helper
 def zeros_of(form: int, channels: int, outputs: int, dilation: Pair) -> int:
     """Return the size of the zeros that to_planes reads instead of a row of pixels outside the image."""
-    return tile_of(form)[2] * dilation[1] * max(row_of(channels), row_of(outputs))
+    return tile_of(form)[2][1] * dilation[1] * max(row_of(channels), row_of(outputs))
 
 
 @helper
@@ -67,18 +67,19 @@ def _convolve_sizes(
     form: int, channels: int, outputs: int, groups: int, tiles: int, dilation: Pair
 ) -> tuple[int, int, int, int, int]:
     """Return five numbers: tiles in a group; sizes of a plane of U, of V and of M; size of a task's memory."""
-    m, _, n = tile_of(form)
+    m, planes = tile_of(form)[0], planes_of(form)
     group = group_of(form, channels, outputs, groups, tiles)
     u_plane = plane_of(channels, round_up(outputs // groups, NR))
     v_plane, m_plane = plane_of(group, row_of(channels)), plane_of(group, row_of(outputs))
-    patch = max(n * n, 2 * m * m) * max(row_of(channels), row_of(outputs))  # a tile, or its outputs and the shortcut
+    # A tile, or its outputs and the shortcut.
+    patch = max(planes, 2 * m[0] * m[1]) * max(row_of(channels), row_of(outputs))
     patch += zeros_of(form, channels, outputs, dilation)
     least = 0
     if on_amx(channels, outputs, groups, tiles):  # M replaces V. Float64, whose sizes are the same, uses m_plane
         u_plane, least = parts_size(outputs, channels), weight_memory(form, outputs)
         v_plane = plane_of(round_up(group, SIDE), max(row_of(channels), row_of(outputs)))
         patch += parts_size(group, channels)
-    return group, u_plane, v_plane, m_plane, max(least, n * n * (v_plane + m_plane) + patch + LANES)
+    return group, u_plane, v_plane, m_plane, max(least, planes * (v_plane + m_plane) + patch + LANES)
 
 
 @helper
@@ -110,19 +111,19 @@ def _convolve_group(
     """Compute the outputs [begin, stop) of y for `count` tiles, beginning with tile `first`. Between the products,
     prefetch the pixels that the next `more` tiles read, the shortcut, the input of a batch norm and, with few channels,
     y."""
-    _, r, n = tile_of(form)
+    planes, above = planes_of(form), tile_of(form)[1][0] - 1 - padding[0]
     channels, outputs = x.shape[3], y.shape[3]
-    v = own[: n * n * v_plane]
-    products = own[n * n * v_plane : n * n * (v_plane + m_plane)]
-    patch = own[n * n * (v_plane + m_plane) :]
+    v = own[: planes * v_plane]
+    products = own[planes * v_plane : planes * (v_plane + m_plane)]
+    patch = own[planes * (v_plane + m_plane) :]
     zeros = own[own.size - zeros_of(form, channels, outputs, tiles[2:]) :]
     zeros[:] = 0
     v_row, m_row = row_of(channels), row_of(outputs)
     to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_row, 0, patch, zeros, norms.before)
     columns, kc = panel_width(x), depth_of_sums(form, channels, outputs, groups)
     total, panels = count_of(x.shape[0], tiles), (outputs + columns - 1) // columns
-    parts = n * n * panels  # one of each range is prefetched beside each product
-    following = pixels_of(x, first + count, more, total, r - 1 - padding[0], parts)
+    parts = planes * panels  # one of each range is prefetched beside each product
+    following = pixels_of(x, first + count, more, total, above, parts)
     added = pixels_of(y, first, count if shortcut.size else 0, total, 0, parts)
     normed = pixels_of(y, first, count if norms.x.size else 0, total, 0, parts)
     early = channels <= EARLY_Y and stop - begin == outputs
@@ -133,7 +134,7 @@ def _convolve_group(
     amx = on_amx(channels, outputs, groups, total) and lanes(x) == LANES
     if HAS_AMX and amx:
         begin_tiles(SHAPES)
-        for k in range(n * n):
+        for k in range(planes):
             prefetch_part(pixels, following, k * panels, panels, False)
             prefetch_part(shortcut, added, k * panels, panels, False)
             prefetch_part(norms.x, normed, k * panels, panels, False)
@@ -141,7 +142,7 @@ def _convolve_group(
             multiply_plane(count, channels, v, k * v_plane, v_row, u, u_at, begin, stop, m_row, patch)
         end_tiles(SHAPES)
         products, m_plane = v, v_plane
-    for k in range(0 if amx else n * n):
+    for k in range(0 if amx else planes):
         u_at = weight_plane(form, k) * u_plane
         if groups > 1:
             prefetch_part(pixels, following, k * panels, panels, False)
@@ -154,7 +155,7 @@ def _convolve_group(
         while o < stop:
             width = tile_columns(stop - o, x)
             last = o + width == stop  # then the next product begins with the next plane
-            next_u = weight_plane(form, (k + 1) % (n * n)) * u_plane
+            next_u = weight_plane(form, (k + 1) % planes) * u_plane
             soon = next_u + begin * channels if last else u_at + (o + width) * channels
             panel, some = k * panels + o // columns, (width + columns - 1) // columns
             prefetch_part(pixels, following, panel, some, False)
@@ -174,9 +175,9 @@ def _convolve_group(
 
 
 @helper
-def _pixels_above(row: int, m: int, tiles: Tiles, y: ndarray) -> int:
+def _pixels_above(row: int, m: Pair, tiles: Tiles, y: ndarray) -> int:
     """Return how many pixels of y (N, H, W, O) are above a row of tiles; rows are counted from image to image."""
-    return (row // tiles[0] * y.shape[1] + min(y.shape[1], row % tiles[0] * m)) * y.shape[2]
+    return (row // tiles[0] * y.shape[1] + min(y.shape[1], row % tiles[0] * m[0])) * y.shape[2]
 
 
 def adds_up(form: int, images: int, out: Pair, channels: int, outputs: int, groups: int, dilation: Pair) -> bool:
@@ -253,10 +254,9 @@ def _convolve(
     norms: Norms,
 ) -> None:  # fmt: skip
     """Compute y from x as in `forward`, or, with `flip`, dx (passed as y) from dy (passed as x)."""
-    m = tile_of(form)[0]
     channels, outputs = x.shape[3], y.shape[3]
     groups, vector = (outputs if flip else channels) // weight.shape[2], lanes(x)
-    tiles = tiles_of(m, y.shape[1], y.shape[2], dilation)
+    tiles = tiles_of(tile_of(form)[0], y.shape[1], y.shape[2], dilation)
     total = count_of(y.shape[0], tiles)
     group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, channels, outputs, groups, total, dilation)
     memory = aligned(scratch)
@@ -306,9 +306,10 @@ def forward(
 
 
 @helper
-def padding_of_dx(form: int, taps: int, padding: Pair, dilation: Pair) -> Pair:
-    """Return the padding of dy in the convolution that computes dx; the kernel has taps x taps."""
-    flipped = (taps - 1) * dilation[0] - padding[0], (taps - 1) * dilation[1] - padding[1]
+def padding_of_dx(form: int, padding: Pair, dilation: Pair) -> Pair:
+    """Return the padding of dy in the convolution that computes dx."""
+    r = tile_of(form)[1]
+    flipped = (r[0] - 1) * dilation[0] - padding[0], (r[1] - 1) * dilation[1] - padding[1]
     return (flipped[0] // 2, flipped[1] // 2) if form >= SPACED_3X3 else flipped  # there, a pixel of dy counts as two
 
 
@@ -318,7 +319,7 @@ def backward_input(
     dx: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """Compute dx (N, H, W, C) [+ shortcut] from dy (N, Ho, Wo, O). norms.before must be of size 0."""
-    none, flipped = scratch[:0], padding_of_dx(form, weight.shape[0], padding, dilation)
+    none, flipped = scratch[:0], padding_of_dx(form, padding, dilation)
     _convolve(form, dy, weight, True, none, none, none, shortcut, False, flipped, dilation, none, scratch, dx,
               norms)  # fmt: skip
 
@@ -326,21 +327,19 @@ def backward_input(
 def _convolve_scratch(
     form: int, channels: int, outputs: int, groups: int, images: int, out: Pair, dilation: Pair
 ) -> int:
-    m, _, n = tile_of(form)
-    tiles = tiles_of(m, *out, dilation)
+    tiles = tiles_of(tile_of(form)[0], *out, dilation)
     total = count_of(images, tiles)
     group, u_plane, _, _, each = _convolve_sizes(form, channels, outputs, groups, total, dilation)
     divides = divides_outputs(form, channels, outputs, groups, total)
     jobs = max(1, min(threads(), outputs // NR if divides else -(-total // group)))
-    jobs = 1 if n * n * total * channels * outputs // groups < WINOGRAD_SERIAL else jobs
+    jobs = 1 if planes_of(form) * total * channels * outputs // groups < WINOGRAD_SERIAL else jobs
     return int(LINE + weight_planes(form) * u_plane + 4 * row_of(outputs) + jobs * each)
 
 
 def packed_size(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of forward's `packed`: U, and whether it is there."""
-    m = tile_of(form)[0]
     out = output_size(x_shape, w_shape, stride_of(form), padding, dilation)
-    total = count_of(x_shape[0], tiles_of(m, *out, dilation))
+    total = count_of(x_shape[0], tiles_of(tile_of(form)[0], *out, dilation))
     groups = x_shape[3] // w_shape[2]
     u_plane = _convolve_sizes(form, x_shape[3], w_shape[3], groups, total, dilation)[1]
     return int(LINE + weight_planes(form) * u_plane + 1)

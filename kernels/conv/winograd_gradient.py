@@ -18,7 +18,7 @@ from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .choice import Tiles, count_of, tiles_of
-from .forms import has_eight_points, stride_of, tile_of
+from .forms import has_eight_points, planes_of, stride_of, tile_of
 from .planes import Range, pixels_of, plane_of, prefetch_part, round_up, row_of, to_planes, weight_from_planes
 from .reference import Pair, output_size
 from .sizes import TILES_EIGHT
@@ -52,9 +52,9 @@ def gradient_sizes(
     and transform them, then divide the planes among themselves and multiply. The number of partial sums does not depend
     on the number of threads.
     """
-    n, inner, tiles = tile_of(form)[2], channels // groups, max(1, tiles)
-    many = n >= 9  # planes: V and D of a tile need more memory
-    group, parts = 32 if many else 64, 8 if n * n * inner * outputs <= 2**16 else 4
+    planes, inner, tiles = planes_of(form), channels // groups, max(1, tiles)
+    many = planes > 64  # V and D of a tile need more memory
+    group, parts = 32 if many else 64, 8 if planes * inner * outputs <= 2**16 else 4
     if inner * outputs > (4096 if many else 8192) or tiles < group * parts:
         group, parts = min(tiles, 128 if many else 256), 1
     each = (tiles + parts - 1) // parts  # groups of about equal size, without a small one at the end
@@ -62,7 +62,7 @@ def gradient_sizes(
     du_plane = plane_of(inner, row_of(outputs))
     v_plane = plane_of(group, round_up(channels, _block(channels, groups)))
     d_plane = plane_of(group, round_up(outputs, _block(outputs, groups)))
-    patch = n * n * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
+    patch = planes * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
     return parts, group, du_plane, v_plane, d_plane, patch
 
 
@@ -75,10 +75,9 @@ def _gradient_tiles(
 
     before: see Norms.
     """
-    n = tile_of(form)[2]
-    channels, outputs = x.shape[3], dy.shape[3]
+    planes, channels, outputs = planes_of(form), x.shape[3], dy.shape[3]
     row, none = max(row_of(channels), row_of(outputs)), before[:0]
-    patch, zeros = own[: n * n * row], own[n * n * row :][: zeros_of(form, channels, outputs, tiles[2:])]
+    patch, zeros = own[: planes * row], own[planes * row :][: zeros_of(form, channels, outputs, tiles[2:])]
     zeros[:] = 0
     v_block, d_block = _block(channels, groups), _block(outputs, groups)
     to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_block, at_tile, patch, zeros, before)
@@ -112,7 +111,7 @@ def _gradient_products(
     add them to dU[k].
 
     Between the products, prefetch what the next group of tiles reads: the range x_next of x, and the range dy_next of
-    dy. planes: n^2
+    dy. planes: of V
     """
     channels, outputs = x.shape[3], dy.shape[3]
     v_block, d_block = _block(channels, groups), _block(outputs, groups)
@@ -160,18 +159,18 @@ def _gradient_part(
     own: ndarray, v_plane: int, d_plane: int, du: ndarray, du_plane: int, before: ndarray,
 ) -> None:  # fmt: skip
     """Compute one partial sum of all planes: du[k] = V[k]^T @ D[k] for the tiles `begin` to `end` - 1."""
-    _, r, n = tile_of(form)
+    planes, above = planes_of(form), tile_of(form)[1][0] - 1 - padding[0]
     total, columns = count_of(x.shape[0], tiles), panel_width(x)
-    parts = n * n * ((dy.shape[3] + columns - 1) // columns)  # of what is prefetched: one beside each product
-    v, d = own[: n * n * v_plane], own[n * n * v_plane : n * n * (v_plane + d_plane)]
-    patch = own[n * n * (v_plane + d_plane) :]
+    parts = planes * ((dy.shape[3] + columns - 1) // columns)  # of what is prefetched: one beside each product
+    v, d = own[: planes * v_plane], own[planes * v_plane : planes * (v_plane + d_plane)]
+    patch = own[planes * (v_plane + d_plane) :]
     for first in range(begin, end, group):
         count = min(group, end - first)
         _gradient_tiles(form, x, dy, groups, tiles, padding, first, count, 0, v, v_plane, d, d_plane, patch, before)
         more = min(group, end - first - count)
-        x_next = pixels_of(x, first + count, more, total, r - 1 - padding[0], parts)
+        x_next = pixels_of(x, first + count, more, total, above, parts)
         dy_next = pixels_of(dy, first + count, more, total, 0, parts)
-        _gradient_products(0, n * n, n * n, x, dy, groups, x_next, dy_next, count, count, first > begin,
+        _gradient_products(0, planes, planes, x, dy, groups, x_next, dy_next, count, count, first > begin,
                            v, v_plane, d, d_plane, du, du_plane)  # fmt: skip
 
 
@@ -180,17 +179,16 @@ def backward_weight(
     form: int, x: ndarray, dy: ndarray, padding: Pair, dilation: Pair, before: ndarray, scratch: ndarray,
     dweight: ndarray,
 ) -> None:  # fmt: skip
-    """Compute dweight (r, r, C / groups, O) from x (N, H, W, C) and dy (N, Ho, Wo, O). before: as in `forward`."""
-    m, _, n = tile_of(form)
-    channels, outputs = x.shape[3], dy.shape[3]
+    """Compute dweight (kh, kw, C / groups, O) from x (N, H, W, C) and dy (N, Ho, Wo, O). before: as in `forward`."""
+    planes, channels, outputs = planes_of(form), x.shape[3], dy.shape[3]
     groups = channels // dweight.shape[2]
-    tiles = tiles_of(m, dy.shape[1], dy.shape[2], dilation)
+    tiles = tiles_of(tile_of(form)[0], dy.shape[1], dy.shape[2], dilation)
     total = count_of(x.shape[0], tiles)
     if total == 0:
         dweight[:] = 0
         return
     parts, group, du_plane, v_plane, d_plane, each = gradient_sizes(form, channels, outputs, groups, total, dilation)
-    part, pair = n * n * du_plane, n * n * (v_plane + d_plane)
+    part, pair = planes * du_plane, planes * (v_plane + d_plane)
     memory = aligned(scratch)
     du, shared = memory[: parts * part], memory[parts * part :]  # shared: V and D for all tasks if parts == 1
     own = shared[pair:] if parts == 1 else shared
@@ -217,23 +215,22 @@ def backward_weight(
             elif transform:
                 begin = t * count // tasks
                 _gradient_tiles(form, x, dy, groups, tiles, padding, first + begin, (t + 1) * count // tasks - begin,
-                                begin, shared, v_plane, shared[n * n * v_plane :], d_plane,
+                                begin, shared, v_plane, shared[planes * v_plane :], d_plane,
                                 own[t * each : (t + 1) * each], before)  # fmt: skip
             else:
-                begin, stop, d = t * n * n // tasks, (t + 1) * n * n // tasks, shared[n * n * v_plane :]
+                begin, stop, d = t * planes // tasks, (t + 1) * planes // tasks, shared[planes * v_plane :]
                 nothing = 0, 0, 0  # to prefetch: it is not known which thread will read the next tiles
                 kc = TILES_EIGHT if has_eight_points(form) else count
-                _gradient_products(begin, stop, n * n, x, dy, groups, nothing, nothing, count, kc, first > 0,
+                _gradient_products(begin, stop, planes, x, dy, groups, nothing, nothing, count, kc, first > 0,
                                    shared, v_plane, d, d_plane, du, du_plane)  # fmt: skip
 
 
 def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of backward_weight's scratch."""
-    m, _, n = tile_of(form)
-    tiles = tiles_of(m, *output_size(x_shape, w_shape, stride_of(form), padding, dilation), dilation)
-    total = count_of(x_shape[0], tiles)
+    out = output_size(x_shape, w_shape, stride_of(form), padding, dilation)
+    planes, total = planes_of(form), count_of(x_shape[0], tiles_of(tile_of(form)[0], *out, dilation))
     groups = x_shape[3] // w_shape[2]
     parts, _, du_plane, v_plane, d_plane, each = gradient_sizes(form, x_shape[3], w_shape[3], groups, total, dilation)
-    pair = n * n * (v_plane + d_plane)
-    tasks = max(1, min(threads(), parts if parts > 1 else n * n))
-    return int(LINE + parts * n * n * du_plane + (tasks * (pair + each) if parts > 1 else pair + tasks * each))
+    pair = planes * (v_plane + d_plane)
+    tasks = max(1, min(threads(), parts if parts > 1 else planes))
+    return int(LINE + parts * planes * du_plane + (tasks * (pair + each) if parts > 1 else pair + tasks * each))

@@ -34,6 +34,7 @@ from .forms import (
     depth_of_sums,
     gather_transform,
     has_eight_points,
+    planes_of,
     stride_of,
     tile_of,
     weight_plane,
@@ -59,13 +60,14 @@ def width_of(outputs: int, depth: int) -> int:
 @helper
 def _sizes(form: int, channels: int, outputs: int, tiles: int, dilation: Pair) -> tuple[int, int, int, int]:
     """Return the sizes of a plane of V, of a block of U and of M, and of a task's memory."""
-    m, _, n = tile_of(form)
+    m, planes = tile_of(form)[0], planes_of(form)
     kc = depth_of_sums(form, channels, outputs, 1)
     width = width_of(outputs, kc)
     v_plane = plane_of(tiles, round_up(channels, row_of(kc)))
     u_plane, m_plane = plane_of(kc, width), plane_of(tiles, width)
-    patch = max(n * n, 2 * m * m) * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
-    return v_plane, u_plane, m_plane, max(weight_planes(form) * u_plane + n * n * m_plane, patch) + patch + LANES
+    patch = max(planes, 2 * m[0] * m[1]) * max(row_of(channels), row_of(outputs))
+    patch += zeros_of(form, channels, outputs, dilation)
+    return v_plane, u_plane, m_plane, max(weight_planes(form) * u_plane + planes * m_plane, patch) + patch + LANES
 
 
 @apart_jit
@@ -74,18 +76,18 @@ def _panel_job(
     m_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
     """Compute a panel of the outputs of all tiles."""
-    n, outputs, columns, vector = tile_of(form)[2], y.shape[3], panel_width(y), lanes(y)
+    planes, outputs, columns, vector = planes_of(form), y.shape[3], panel_width(y), lanes(y)
     channels, count = weight.shape[3] if flip else weight.shape[2], count_of(y.shape[0], tiles)
     kc = depth_of_sums(form, channels, outputs, 1)
     row = width_of(outputs, kc)
     begin, stop = panel * row, min(outputs, (panel + 1) * row)
     u, products = own, own[weight_planes(form) * u_plane :]
-    patch = products[n * n * m_plane :]
+    patch = products[planes * m_plane :]
     for c in range(0, channels, kc):
         deep = min(kc, channels - c)
         for block in range(c // vector, ceildiv(c + deep, vector)):
             weight_to_planes(form, weight, flip, 1, 0, block, begin, stop, u, u_plane, deep, block * vector - c)
-        for k in range(n * n):
+        for k in range(planes):
             u_at, v_at = weight_plane(form, k) * u_plane, k * v_plane + c * count
             o = 0
             while o < stop - begin:
@@ -117,11 +119,10 @@ def _divide(
     padding: Pair, dilation: Pair, memory: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
     """Divide the tiles, and then the panels, among the threads."""
-    m, _, n = tile_of(form)
-    channels, outputs = x.shape[3], y.shape[3]
-    tiles = tiles_of(m, y.shape[1], y.shape[2], dilation)
+    planes, channels, outputs = planes_of(form), x.shape[3], y.shape[3]
+    tiles = tiles_of(tile_of(form)[0], y.shape[1], y.shape[2], dilation)
     v_plane, u_plane, m_plane, each = _sizes(form, channels, outputs, count_of(y.shape[0], tiles), dilation)
-    v, rest = memory[: n * n * v_plane], memory[n * n * v_plane :]
+    v, rest = memory[: planes * v_plane], memory[planes * v_plane :]
     kc = depth_of_sums(form, channels, outputs, 1)
     tasks, panels = rest.size // each, ceildiv(outputs, width_of(outputs, kc))
     for phase in range(2):
@@ -164,14 +165,14 @@ def backward_input(
     dx: ndarray,
 ) -> None:  # fmt: skip
     """Compute dx [+ shortcut] as winograd.py does."""
-    none, flipped = scratch[:0], padding_of_dx(form, weight.shape[0], padding, dilation)
+    none, flipped = scratch[:0], padding_of_dx(form, padding, dilation)
     _convolve(form, dy, weight, True, none, none, none, shortcut, False, flipped, dilation, scratch, dx)
 
 
 def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: Pair, dilation: Pair) -> int:
-    n, tiles = tile_of(form)[2], count_of(images, tiles_of(tile_of(form)[0], *out, dilation))
+    planes, tiles = planes_of(form), count_of(images, tiles_of(tile_of(form)[0], *out, dilation))
     v_plane, _, _, each = _sizes(form, channels, outputs, tiles, dilation)
-    return int(LINE + 4 * row_of(outputs) + n * n * v_plane + threads() * each)
+    return int(LINE + 4 * row_of(outputs) + planes * v_plane + threads() * each)
 
 
 def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
@@ -191,11 +192,11 @@ def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, dilation: 
 @helper
 def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int, dilation: Pair) -> tuple[int, int, int, int]:
     """Return the sizes of a plane of V, of D and of a block of dU, and of a task's memory."""
-    n = tile_of(form)[2]
+    planes = planes_of(form)
     v_plane, d_plane = plane_of(tiles, round_up(channels, DEEP)), plane_of(tiles, round_up(outputs, NR))
-    patch = n * n * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
+    patch = planes * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
     du_plane = plane_of(DEEP, width_of(outputs, DEEP))
-    return v_plane, d_plane, du_plane, max(n * n * du_plane, patch) + LANES
+    return v_plane, d_plane, du_plane, max(planes * du_plane, patch) + LANES
 
 
 @apart_jit
@@ -207,12 +208,12 @@ def _block_job(
 
     kc: the number of tiles that are summed in one go
     """
-    _, r, n = tile_of(form)
-    channels, outputs, columns = dweight.shape[2], dweight.shape[3], panel_width(dweight)
+    planes, n = planes_of(form), tile_of(form)[2]
+    (wide, channels, outputs), columns = dweight.shape[1:], panel_width(dweight)
     blocks, row, flat = ceildiv(channels, DEEP), width_of(outputs, DEEP), dweight.reshape(-1)
     first, begin = job % blocks * DEEP, job // blocks * row
     deep, width = min(DEEP, channels - first), min(row, outputs - begin)
-    for k in range(n * n):
+    for k in range(planes):
         v_at, d_at, o = k * v_plane + first * count, k * d_plane + begin * count, 0
         while o < width:
             some = tile_columns(width - o, dweight)
@@ -223,8 +224,9 @@ def _block_job(
             o += some
     for c in range(deep):
         for o in range(0, width, lanes(dweight)):
-            gather_transform(form, du, c * row + o, n * du_plane, du_plane, (0, n), (0, n), du, flat,
-                             (first + c) * outputs + begin + o, r * channels * outputs, channels * outputs)  # fmt: skip
+            gather_transform(form, du, c * row + o, n[1] * du_plane, du_plane, (0, n[0]), (0, n[1]), du,
+                             flat, (first + c) * outputs + begin + o, wide * channels * outputs,
+                             channels * outputs)  # fmt: skip
 
 
 @parallel_jit
@@ -232,14 +234,13 @@ def backward_weight(
     form: int, x: ndarray, dy: ndarray, padding: Pair, dilation: Pair, scratch: ndarray, dweight: ndarray
 ) -> None:
     """Compute dweight as in winograd_gradient.py. The threads divide the tiles, and then the blocks."""
-    m, _, n = tile_of(form)
-    channels, outputs = x.shape[3], dy.shape[3]
-    tiles = tiles_of(m, dy.shape[1], dy.shape[2], dilation)
+    planes, channels, outputs = planes_of(form), x.shape[3], dy.shape[3]
+    tiles = tiles_of(tile_of(form)[0], dy.shape[1], dy.shape[2], dilation)
     count = count_of(x.shape[0], tiles)
     v_plane, d_plane, du_plane, each = _gradient_sizes(form, channels, outputs, count, dilation)
     memory = aligned(scratch)
-    v, d = memory[: n * n * v_plane], memory[n * n * v_plane : n * n * (v_plane + d_plane)]
-    rest = memory[n * n * (v_plane + d_plane) :]
+    v, d = memory[: planes * v_plane], memory[planes * v_plane : planes * (v_plane + d_plane)]
+    rest = memory[planes * (v_plane + d_plane) :]
     tasks, jobs = rest.size // each, ceildiv(channels, DEEP) * ceildiv(outputs, width_of(outputs, DEEP))
     kc = TILES_EIGHT if has_eight_points(form) else gradient_sizes(form, channels, outputs, 1, count, dilation)[1]
     for phase in range(2):
@@ -256,7 +257,7 @@ def backward_weight(
 
 def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of backward_weight's scratch."""
-    n, out = tile_of(form)[2], output_size(x_shape, w_shape, stride_of(form), padding, dilation)
+    planes, out = planes_of(form), output_size(x_shape, w_shape, stride_of(form), padding, dilation)
     tiles = count_of(x_shape[0], tiles_of(tile_of(form)[0], *out, dilation))
     v_plane, d_plane, _, each = _gradient_sizes(form, x_shape[3], w_shape[3], tiles, dilation)
-    return int(LINE + n * n * (v_plane + d_plane) + threads() * each)
+    return int(LINE + planes * (v_plane + d_plane) + threads() * each)
