@@ -92,6 +92,21 @@ STRIDED = [  # N, H, W, C, O, padding, dilation, groups
     (3, 18, 17, 16, 32, (0, 2), (1, 1), 1),  # even paddings
     (16, 16, 16, 128, 130, (1, 1), (1, 1), 1),  # one sum of dweight, outputs that do not fill vectors
 ]
+PIECES = [  # form, taps, and N, H, W, C, O, padding and, if it is not 1, dilation
+    (F4X4_3X3, (2, 3), (3, 7, 9, 17, 33, (1, 1))),
+    (F4X4_3X3, (3, 5), (2, 14, 13, 40, 16, (1, 2))),
+    (F4X4_3X3, (5, 3), (2, 9, 6, 3, 5, (2, 1))),
+    (F4X4_3X3, (6, 6), (1, 5, 7, 16, 3, (3, 2))),
+    (F4X4_3X3, (6, 6), (16, 16, 16, 16, 16, (2, 3))),  # several partial sums of dweight
+    (F4X4_3X3, (9, 8), (2, 12, 11, 24, 24, (4, 4))),
+    (F4X4_3X3, (4, 7), (2, 13, 17, 17, 33, (2, 3), (2, 3))),
+    (F4X4_3X3, (6, 5), (1, 7, 9, 128, 256, (1, 1))),  # few tiles: the threads divide the outputs, not the tiles
+    (F4X4_3X3, (3, 6), (4, 24, 24, 96, 128, (1, 1))),  # one sum of dweight, several groups of tiles
+    (F1X4_1X5, (1, 9), (2, 5, 33, 24, 40, (0, 4))),
+    (F1X4_1X5, (1, 4), (2, 5, 33, 40, 41, (0, 2))),
+    (F4X1_5X1, (8, 1), (3, 21, 5, 19, 24, (3, 0))),
+    (F4X1_7X1, (13, 1), (2, 17, 9, 16, 16, (6, 2), (2, 1))),
+]
 WIDE = [  # 5 x 5 and 7 x 7 layers whose errors would exceed LIMITS if all products were added up in a single sum
     (2, 7, 7, 512, 512, (2, 2)),
     (16, 8, 8, 256, 256, (2, 2)),
@@ -168,9 +183,9 @@ def test_planes_with_the_same_weights_share_a_plane_of_u(form: int) -> None:
             assert same == (plane == found[other])
 
 
-def inputs(form: int, geometry: Any, dtype: str) -> tuple[Arrays, Options]:
+def inputs(form: int, geometry: Any, dtype: str, kernel: tuple[int, int] | None = None) -> tuple[Arrays, Options]:
     n, height, width, channels, outputs, padding, dilation, groups = geometry + ((1, 1), 1)[len(geometry) - 6 :]
-    (kh, kw), (stride, _) = tile_of(form)[1], stride_of(form)
+    (kh, kw), (stride, _) = kernel or tile_of(form)[1], stride_of(form)
     rng = np.random.default_rng(0)
     high, wide = height + 2 * padding[0], width + 2 * padding[1]
     out = (high - dilation[0] * (kh - 1) - 1) // stride + 1, (wide - dilation[1] * (kw - 1) - 1) // stride + 1
@@ -219,11 +234,22 @@ def expected(form: int, a: Arrays, options: Options, finish: bool) -> Arrays:
     ("form", "geometry"), [*cases(FORMS + LINES, GEOMETRIES + GROUPED), *cases(STRIDE2, STRIDED)], ids=str
 )
 def test_agrees_with_float64(form: int, geometry: Any, dtype: str) -> None:
+    check_agreement(form, *inputs(form, geometry, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("form", "kernel", "geometry"), PIECES, ids=str)
+def test_a_kernel_in_pieces_agrees_with_float64(
+    form: int, kernel: tuple[int, int], geometry: Any, dtype: str
+) -> None:
+    check_agreement(form, *inputs(form, geometry, dtype, kernel))
+
+
+def check_agreement(form: int, a: Arrays, options: Options) -> None:
     pytest.importorskip("torch")
-    a, options = inputs(form, geometry, dtype)
     for finish in (False, True):
         found, right = computed(form, a, options, finish), expected(form, a, options, finish)
-        limit = LIMITS[form] if dtype == "float32" else 1e-12
+        limit = LIMITS[form] if a["x"].dtype == np.float32 else 1e-12
         for name, array in found.items():
             difference = array - right[name]
             assert abs(difference).max() <= limit * abs(right[name]).max(), name
@@ -254,7 +280,18 @@ def test_an_empty_batch_has_no_gradient() -> None:
     ids=str,
 )
 def test_bits_do_not_depend_on_the_number_of_threads(form: int, geometry: Any) -> None:
-    a, options = inputs(form, geometry, "float32")
+    check_threads(form, *inputs(form, geometry, "float32"))
+
+
+@pytest.mark.skipif(numba.get_num_threads() < 2, reason="needs two cores")
+@pytest.mark.parametrize(("form", "kernel", "geometry"), PIECES[4::2], ids=str)
+def test_bits_of_pieces_do_not_depend_on_the_number_of_threads(
+    form: int, kernel: tuple[int, int], geometry: Any
+) -> None:
+    check_threads(form, *inputs(form, geometry, "float32", kernel))
+
+
+def check_threads(form: int, a: Arrays, options: Options) -> None:
     before = numba.get_num_threads()
     try:
         numba.set_num_threads(1)
@@ -293,6 +330,10 @@ def test_the_rule_that_selects_a_form() -> None:
     assert winograd_form((15, 15), (3, 1), 50, 64, one, one, 1) == F4X1_3X1
     assert winograd_form((99, 1), (5, 1), 64, 30, one, one, 1) == F4X1_5X1
     assert winograd_form((15, 15), (7, 1), 24, 24, one, one, 1) == F4X1_7X1
+    for length, form in ((4, F1X4_1X5), (6, F1X4_1X7), (8, F1X4_1X5), (9, F1X4_1X5), (11, F1X4_1X7), (15, F1X4_1X5)):
+        assert winograd_form((32, 32), (1, length), 64, 64, one, one, 1) == form
+    for kernel in ((2, 3), (3, 5), (6, 6), (11, 11)):
+        assert winograd_form((32, 32), kernel, 16, 16, one, one, 1) == F4X4_3X3
     two = (2, 2)
     assert winograd_form((32, 32), two, 16, 16, one, one, 1) == F5X5_2X2
     assert winograd_form((32, 32), (4, 4), 16, 16, one, one, 1) == F3X3_4X4
@@ -318,7 +359,9 @@ def test_the_rule_that_selects_a_form() -> None:
         ((1, 7), 21, one, 1),
         ((1, 1), 64, one, 1),
         ((2, 1), 128, one, 1),
-        ((1, 9), 64, one, 1),
+        ((6, 6), 15, one, 1),
+        ((3, 5), 64, one, 2),
+        ((5, 3), 64, (2, 2), 1),
         ((7, 1), 64, (2, 1), 1),
         ((7, 1), 64, one, 2),
     ):
@@ -337,12 +380,10 @@ def test_the_rule_that_selects_a_form() -> None:
         ((16, 16), five, 64, (2, 2), one, 1),
         ((16, 16), (7, 7), 64, (2, 2), one, 1),
         ((16, 16), (7, 7), 15, one, one, 1),
-        ((16, 16), (6, 6), 64, one, one, 1),
         ((16, 16), three, 16, (3, 3), one, 1),
         ((32, 32), three, 16, one, (16, 32), 1),
         ((32, 32), three, 16, one, one, 16),
         ((32, 32), three, 64, one, one, 8),  # 8 -> 2 channels in a group
-        ((32, 32), (3, 5), 16, one, one, 1),
         ((1, 1), three, 64, one, one, 1),
     ):
         assert winograd_form(out, kernel, channels, 16, stride, dilation, groups) == DIRECT

@@ -80,6 +80,7 @@ SPACED_3X3, SPACED_4X4 = 15, 16  # 8 x 8 pixels of dx in such a layer
 FREQUENT = F4X4_3X3, F2X2_3X3, F4X4_5X5  # in well-known networks
 FEWEST, FEWEST_5X5, FEWEST_SMALL, FEWEST_STRIDED, FEWEST_WITH_GROUPS = 8, 6, 16, 24, 16  # channels
 FEWEST_TIMES_TAPS = 150  # of a line: the taps times the channels
+FEWEST_IN_PIECES = 16
 FEWEST_PAIRS, FEWEST_IN_GROUP = 96, 4  # pairs of an input and an output channel; channels in a group
 AMX_CHANNELS, AMX_TILES = 32, 64  # at least, for y and dx on AMX; elsewhere vectors are as fast
 AMX_LEAST_PAIRS, AMX_MOST_PAIRS = 2**11, 2**14  # with more pairs of channels, U waits for the third-level cache
@@ -155,13 +156,15 @@ def winograd_form(
     r, by_two = max(kernel), stride == (2, 2)
     if min(kernel) == 1:
         return _line_form(out, kernel, channels, outputs, stride, dilation, groups)
+    if kernel[0] != kernel[1] or r == 6 or r > 7:
+        return _form_in_pieces(out, kernel, channels, outputs, stride, dilation, groups)
     least = FEWEST_5X5 if r == 5 else FEWEST_SMALL if r in (2, 7) else FEWEST
     if r == 3 and by_two:
         least = FEWEST_SMALL if channels % 16 == 0 and outputs % 16 == 0 else FEWEST_STRIDED
     if groups > 1:
         least = max(FEWEST_WITH_GROUPS, FEWEST_IN_GROUP * groups)
     few = min(channels, outputs) < least or channels * outputs < FEWEST_PAIRS
-    if few or kernel[0] != kernel[1] or r == 6 or r > 7:
+    if few:
         return DIRECT
     if 1 < groups and channels == outputs == 4 * groups and 4 in NARROW:
         return DIRECT
@@ -190,19 +193,37 @@ def winograd_form(
 def _line_form(
     out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
-    """Return winograd_form for a kernel that is a line of taps."""
-    r, across = max(kernel), kernel[0] == 1
-    few = r * min(channels, outputs) < FEWEST_TIMES_TAPS or groups > 1
-    if few or (r != 3 and r != 5 and r != 7) or stride != (1, 1):
+    """Return winograd_form for a kernel that is a line of taps: pieces of 3, 5 or 7 taps with the fewest products."""
+    length, across = max(kernel), kernel[0] == 1
+    if length * min(channels, outputs) < FEWEST_TIMES_TAPS or groups > 1 or stride != (1, 1):
         return DIRECT
+    r, each = 3, (length + 2) // 3 * 6  # a tile has 4 outputs, so a piece of r taps has r + 3 products
+    for other in (5, 7):
+        products = (length + other - 1) // other * (other + 3)
+        if products < each:
+            r, each = other, products
     tiles = tiles_of((1, 4) if across else (4, 1), out[0], out[1], dilation)
-    if out[0] * out[1] * r < GAIN * count_of(1, tiles) * (r + 3):  # each tile has 4 outputs
+    if out[0] * out[1] * length < GAIN * count_of(1, tiles) * each:
         return DIRECT
     return (F1X4_1X3 if across else F4X1_3X1) + (r - 3) // 2
 
 
 @helper
-def on_amx(channels: int, outputs: int, groups: int, tiles: int) -> bool:
+def _form_in_pieces(
+    out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
+) -> int:
+    """Return winograd_form for a kernel that is computed as several kernels of 3 x 3 taps."""
+    if min(channels, outputs) < FEWEST_IN_PIECES or groups > 1 or stride != (1, 1):
+        return DIRECT
+    pieces = (kernel[0] + 2) // 3 * ((kernel[1] + 2) // 3)
+    tiles = tiles_of((4, 4), out[0], out[1], dilation)
+    if out[0] * out[1] * kernel[0] * kernel[1] < GAIN * count_of(1, tiles) * 36 * pieces:
+        return DIRECT
+    return F4X4_3X3
+
+
+@helper
+def on_amx(channels: int, outputs: int, groups: int, pieces: int, tiles: int) -> bool:
     """Return whether Winograd's products for y and dx of float32 numbers are computed on AMX (winograd_amx.py)."""
     some = AMX_LEAST_PAIRS <= channels * outputs <= AMX_MOST_PAIRS and min(channels, outputs) >= AMX_CHANNELS
-    return HAS_AMX and groups == 1 and some and tiles >= AMX_TILES
+    return HAS_AMX and groups == pieces == 1 and some and tiles >= AMX_TILES

@@ -31,7 +31,7 @@ from . import (
 )
 from . import winograd as fast
 from .choice import DIRECT, count_of, gradient_form, input_form, tiles_of, winograd_form
-from .forms import tile_of, uses_blocks
+from .forms import pieces_of, tile_of, uses_blocks
 from .norms import no_norms
 from .reference import Pair, Shape, output_size
 from .reference import __all__ as __all__
@@ -48,7 +48,8 @@ def _algorithm(
     """
     if form != DIRECT:
         tiles = count_of(images, tiles_of(tile_of(form)[0], *out, dilation))
-        return "large" if uses_blocks(form, channels, outputs, groups, tiles) else "winograd"
+        whole = pieces_of(form, w_shape[:2]) == (1, 1)
+        return "large" if whole and uses_blocks(form, channels, outputs, groups, tiles) else "winograd"
     if pointwise.is_product(w_shape, groups, stride, padding):
         return "product"
     return "narrow" if narrow else "direct"

@@ -110,6 +110,27 @@ def tile_of(form: int) -> tuple[Pair, Pair, Pair]:
 
 
 @helper
+def pieces_of(form: int, kernel: Pair) -> Pair:
+    """Return how many pieces of r taps a kernel has along both axes. Each piece is a kernel, and y is their sum."""
+    r = _TILES[form][1]
+    return (kernel[0] + r[0] - 1) // r[0], (kernel[1] + r[1] - 1) // r[1]
+
+
+@helper
+def count_of_pieces(form: int, kernel: Pair) -> int:
+    """Return the number of pieces of a kernel."""
+    pieces = pieces_of(form, kernel)
+    return pieces[0] * pieces[1]
+
+
+@helper
+def padding_of_piece(form: int, kernel: Pair, piece: int, padding: Pair, dilation: Pair) -> Pair:
+    """Return the padding of x for a piece of a kernel: it may be negative."""
+    r, across = _TILES[form][1], pieces_of(form, kernel)[1]
+    return padding[0] - piece // across * r[0] * dilation[0], padding[1] - piece % across * r[1] * dilation[1]
+
+
+@helper
 def planes_of(form: int) -> int:
     """Return the number of positions of a tile: planes of V and M."""
     n = _TILES[form][2]

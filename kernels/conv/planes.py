@@ -25,6 +25,7 @@ from .forms import (
     input_transform,
     normalizing_transform,
     output_transform,
+    pieces_of,
     planes_of,
     spread_transform,
     tile_of,
@@ -54,6 +55,15 @@ def row_of(channels: int) -> int:
 
 
 @helper
+def row_of_pieces(channels: int, pieces: int) -> int:
+    """Return the length of a row of V, which has the channels of all pieces, one after the other (forms.py).
+
+    The last vector of a piece may have zeros after its channels. The next piece overwrites them.
+    """
+    return round_up((pieces - 1) * channels + row_of(channels), LANES)
+
+
+@helper
 def plane_of(rows: int, row: int) -> int:
     """Return the distance from one plane to the next: the size of a plane plus one vector.
 
@@ -74,21 +84,22 @@ def divides_outputs(form: int, channels: int, outputs: int, groups: int, tiles: 
 
 
 @helper
-def group_of(form: int, channels: int, outputs: int, groups: int, tiles: int) -> int:
+def group_of(form: int, channels: int, outputs: int, groups: int, pieces: int, tiles: int) -> int:
     """Return the number of tiles in a group: tiles that are transformed and multiplied together.
 
     The number of groups is a multiple of 4 if possible, so that two or four threads have equal work. On AMX, a group is
     a multiple of 16 tiles, as many as a tile of AMX has rows.
     """
-    if divides_outputs(form, channels, outputs, groups, tiles):
+    deep = channels * pieces
+    if divides_outputs(form, deep, outputs, groups, tiles):
         return tiles
-    u, each = weight_planes(form) * channels * outputs // groups, planes_of(form) * (channels + outputs)
+    u, each = weight_planes(form) * deep * outputs // groups, planes_of(form) * (deep + outputs)
     size = GROUP_SIZE
     if u > GROUP_SIZE:
         beside_u = 2 * GROUP_SIZE - u
         size = beside_u if beside_u >= LEAST_TILES * each else 3 * GROUP_SIZE
     fitting = size // each
-    step = 16 if on_amx(channels, outputs, groups, tiles) else 8
+    step = 16 if on_amx(channels, outputs, groups, pieces, tiles) else 8
     group = max(LEAST_TILES, min(64, fitting // step * step))
     groups = max(1, round_up((tiles + group - 1) // group, 4))
     return max(1, min(tiles, round_up((tiles + groups - 1) // groups, step)))
@@ -308,69 +319,77 @@ def from_planes(
 
 @apart_jit
 def weight_to_planes(
-    form: int, weight: ndarray, flip: bool, groups: int, group: int, block: int, begin: int, stop: int, u: ndarray,
-    plane: int, rows: int, row: int,
+    form: int, weight: ndarray, flip: bool, groups: int, group: int, piece: int, block: int, begin: int, stop: int,
+    u: ndarray, plane: int, rows: int, row: int,
 ) -> None:  # fmt: skip
-    """Write G g GT to the planes of u, for the outputs [begin, stop) of a group, and one vector of its input channels:
-    vector number `block`. `begin` is a multiple of the panel width.
+    """Write G g GT to the planes of u, for a piece of the kernel (forms.py), the outputs [begin, stop) of a group, and
+    one vector of its input channels: vector number `block`. `begin` is a multiple of the panel width.
 
     A plane of u consists of panels (`rows`, panel width); the channels go to the rows `row`, row + 1, ... With `flip`
     (for dx), the kernel g is rotated by 180 degrees, and input and output channels are exchanged.
     """
     high, wide, inner, total = weight.shape
-    taps = high * wide
+    r, across = tile_of(form)[1], pieces_of(form, (high, wide))[1]
+    top, left = piece // across * r[0], piece % across * r[1]
+    incomplete = top + r[0] > high or left + r[1] > wide
     vector, outer = lanes(weight), total // groups
     panel_columns, group_at = 2 * vector, group * outer
     channels = outer if flip else inner
     first = block * vector
     count = min(vector, channels - first)
-    patch = np.zeros(taps * vector * vector + vector, weight.dtype)  # (taps, channels, outputs), and one vector more
+    # (taps, channels, outputs), and one vector more; taps outside the kernel stay 0
+    patch = np.zeros(r[0] * r[1] * vector * vector + vector, weight.dtype)
     flat, side = weight.reshape(-1), weight_side(form)
     for o in range(begin, stop, vector):
-        through = flip or o + vector > stop
+        through = flip or incomplete or o + vector > stop
         if through:
             some = min(vector, stop - o)
-            for tap in range(taps):  # columns beyond `some` may have any values
-                part = patch[tap * vector * vector :]
-                if flip:
-                    corner = ((taps - 1 - tap) * inner + o) * total + group_at + first
-                    pack_columns(flat, corner, total, count, some, part, vector)
-                else:
-                    pack_rows(flat, (tap * inner + first) * total + group_at + o, total, count, some, part, vector)
+            for i in range(top, min(top + r[0], high)):
+                for j in range(left, min(left + r[1], wide)):  # columns beyond `some` may have any values
+                    part, tap = patch[((i - top) * r[1] + j - left) * vector * vector :], i * wide + j
+                    if flip:
+                        corner = ((high * wide - 1 - tap) * inner + o) * total + group_at + first
+                        pack_columns(flat, corner, total, count, some, part, vector)
+                    else:
+                        pack_rows(flat, (tap * inner + first) * total + group_at + o, total, count, some, part, vector)
         for c in range(count):
-            source, at, step = flat, (first + c) * total + group_at + o, inner * total
+            source, step = flat, inner * total
+            at, line = ((top * wide + left) * inner + first + c) * total + group_at + o, wide * step
             if through:
-                source, at, step = patch, c * vector, vector * vector
+                source, at, line, step = patch, c * vector, r[1] * vector * vector, vector * vector
             panel = (o - begin) // panel_columns * panel_columns
             to = panel * rows + (row + c) * panel_columns + o % panel_columns
-            weight_transform(form, source, at, wide * step, step, (0, high), (0, wide), u, u, to, side * plane, plane)
+            weight_transform(form, source, at, line, step, (0, r[0]), (0, r[1]), u, u, to, side * plane, plane)
 
 
 @apart_jit
 def weight_from_planes(form: int, parts: int, du: ndarray, part: int, plane: int, c: int, dweight: ndarray) -> None:
-    """Compute dweight[:, :, c] = GT dU G, where dU is the sum of the partial sums, added in order."""
-    _, _, n = tile_of(form)
-    high, wide, channels, outputs = dweight.shape
-    vector = lanes(dweight)
-    row = row_of(outputs)
-    flat = dweight.reshape(-1)
-    for k in range(planes_of(form)):
-        total = du[k * plane + c * row : k * plane + c * row + outputs]
-        for q in range(1, parts):
-            other = du[q * part + k * plane + c * row : q * part + k * plane + c * row + outputs]
-            for o in range(outputs):
-                total[o] += other[o]
-    through = outputs < vector
-    patch = np.empty(high * wide * vector, dweight.dtype)
-    for begin in range(0, max(outputs, vector), vector):
-        o = max(0, min(begin, outputs - vector))
-        target, at, step = flat, c * outputs + o, channels * outputs
-        if through:
-            target, at, step = patch, 0, vector
-        gather_transform(form, du, c * row + o, n[1] * plane, plane, (0, n[0]), (0, n[1]), du, target, at,
-                         wide * step, step)  # fmt: skip
-    if through:
-        for i in range(high):
-            for j in range(wide):
+    """Compute dweight[:, :, c] = GT dU G, where dU is the sum of the partial sums, added in order.
+
+    dU has a plane for each piece of the kernel (forms.py) and each position.
+    """
+    (high, wide, channels, outputs), (_, r, n) = dweight.shape, tile_of(form)
+    pieces, vector, row = pieces_of(form, (high, wide)), lanes(dweight), row_of(outputs)
+    planes, step, flat = planes_of(form), channels * outputs, dweight.reshape(-1)
+    patch = np.empty(r[0] * r[1] * vector, dweight.dtype)
+    for piece in range(pieces[0] * pieces[1]):
+        for k in range(piece * planes, (piece + 1) * planes):
+            total = du[k * plane + c * row : k * plane + c * row + outputs]
+            for q in range(1, parts):
+                other = du[q * part + k * plane + c * row : q * part + k * plane + c * row + outputs]
                 for o in range(outputs):
-                    dweight[i, j, c, o] = patch[(i * wide + j) * vector + o]
+                    total[o] += other[o]
+        top, left = piece // pieces[1] * r[0], piece % pieces[1] * r[1]
+        through = outputs < vector or top + r[0] > high or left + r[1] > wide
+        for begin in range(0, max(outputs, vector), vector):
+            o = max(0, min(begin, outputs - vector))
+            target, at, line, tap = flat, ((top * wide + left) * channels + c) * outputs + o, wide * step, step
+            if through:
+                target, at, line, tap = patch, 0, r[1] * vector, vector
+            gather_transform(form, du, piece * planes * plane + c * row + o, n[1] * plane, plane, (0, n[0]), (0, n[1]),
+                             du, target, at, line, tap)  # fmt: skip
+            if through:
+                for i in range(top, min(top + r[0], high)):
+                    for j in range(left, min(left + r[1], wide)):
+                        for p in range(min(vector, outputs)):
+                            dweight[i, j, c, o + p] = patch[((i - top) * r[1] + j - left) * vector + p]

@@ -30,7 +30,16 @@ from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .choice import SPACED_3X3, Tiles, count_of, on_amx, tiles_of
-from .forms import depth_of_sums, planes_of, stride_of, tile_of, weight_plane, weight_planes
+from .forms import (
+    count_of_pieces,
+    depth_of_sums,
+    padding_of_piece,
+    planes_of,
+    stride_of,
+    tile_of,
+    weight_plane,
+    weight_planes,
+)
 from .geometry import ceildiv
 from .norms import Norms, add_rest, add_up
 from .planes import (
@@ -42,6 +51,7 @@ from .planes import (
     prefetch_part,
     round_up,
     row_of,
+    row_of_pieces,
     to_planes,
     weight_to_planes,
 )
@@ -64,18 +74,19 @@ def zeros_of(form: int, channels: int, outputs: int, dilation: Pair) -> int:
 
 @helper
 def _convolve_sizes(
-    form: int, channels: int, outputs: int, groups: int, tiles: int, dilation: Pair
+    form: int, channels: int, outputs: int, groups: int, pieces: int, tiles: int, dilation: Pair
 ) -> tuple[int, int, int, int, int]:
     """Return five numbers: tiles in a group; sizes of a plane of U, of V and of M; size of a task's memory."""
     m, planes = tile_of(form)[0], planes_of(form)
-    group = group_of(form, channels, outputs, groups, tiles)
-    u_plane = plane_of(channels, round_up(outputs // groups, NR))
-    v_plane, m_plane = plane_of(group, row_of(channels)), plane_of(group, row_of(outputs))
+    group = group_of(form, channels, outputs, groups, pieces, tiles)
+    u_plane = plane_of(channels * pieces, round_up(outputs // groups, NR))
+    v_plane, m_plane = plane_of(group, row_of_pieces(channels, pieces)), plane_of(group, row_of(outputs))
     # A tile, or its outputs and the shortcut.
     patch = max(planes, 2 * m[0] * m[1]) * max(row_of(channels), row_of(outputs))
     patch += zeros_of(form, channels, outputs, dilation)
     least = 0
-    if on_amx(channels, outputs, groups, tiles):  # M replaces V. Float64, whose sizes are the same, uses m_plane
+    # M replaces V. Float64, whose sizes are the same, uses m_plane.
+    if on_amx(channels, outputs, groups, pieces, tiles):
         u_plane, least = parts_size(outputs, channels), weight_memory(form, outputs)
         v_plane = plane_of(round_up(group, SIDE), max(row_of(channels), row_of(outputs)))
         patch += parts_size(group, channels)
@@ -104,23 +115,26 @@ def _multiply_groups(
 
 @apart_jit
 def _convolve_group(
-    form: int, x: ndarray, groups: int, tiles: Tiles, padding: Pair, first: int, count: int, more: int, u: ndarray,
-    u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, begin: int,
-    stop: int, y: ndarray, norms: Norms,
+    form: int, x: ndarray, kernel: Pair, groups: int, tiles: Tiles, padding: Pair, first: int, count: int, more: int,
+    u: ndarray, u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int,
+    begin: int, stop: int, y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """Compute the outputs [begin, stop) of y for `count` tiles, beginning with tile `first`. Between the products,
     prefetch the pixels that the next `more` tiles read, the shortcut, the input of a batch norm and, with few channels,
     y."""
     planes, above = planes_of(form), tile_of(form)[1][0] - 1 - padding[0]
-    channels, outputs = x.shape[3], y.shape[3]
+    channels, outputs, pieces = x.shape[3], y.shape[3], count_of_pieces(form, kernel)
+    deep = channels * pieces
     v = own[: planes * v_plane]
     products = own[planes * v_plane : planes * (v_plane + m_plane)]
     patch = own[planes * (v_plane + m_plane) :]
     zeros = own[own.size - zeros_of(form, channels, outputs, tiles[2:]) :]
     zeros[:] = 0
-    v_row, m_row = row_of(channels), row_of(outputs)
-    to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_row, 0, patch, zeros, norms.before)
-    columns, kc = panel_width(x), depth_of_sums(form, channels, outputs, groups)
+    v_row, m_row = row_of_pieces(channels, pieces), row_of(outputs)
+    for piece in range(pieces):
+        to_planes(form, False, x, tiles, padding_of_piece(form, kernel, piece, padding, tiles[2:]), first, count,
+                  v[piece * channels :], v_plane, v_row, 0, patch, zeros, norms.before)  # fmt: skip
+    columns, kc = panel_width(x), depth_of_sums(form, deep, outputs, groups)
     total, panels = count_of(x.shape[0], tiles), (outputs + columns - 1) // columns
     parts = planes * panels  # one of each range is prefetched beside each product
     following = pixels_of(x, first + count, more, total, above, parts)
@@ -131,7 +145,7 @@ def _convolve_group(
     pixels, results = x.reshape(-1), y.reshape(-1)
     narrow = groups == 1 and v_row == lanes(x) and m_row == lanes(x)
     tall = count // TALL_MR * TALL_MR if narrow else 0  # rows for tall_tile
-    amx = on_amx(channels, outputs, groups, total) and lanes(x) == LANES
+    amx = on_amx(channels, outputs, groups, pieces, total) and lanes(x) == LANES
     if HAS_AMX and amx:
         begin_tiles(SHAPES)
         for k in range(planes):
@@ -156,19 +170,19 @@ def _convolve_group(
             width = tile_columns(stop - o, x)
             last = o + width == stop  # then the next product begins with the next plane
             next_u = weight_plane(form, (k + 1) % planes) * u_plane
-            soon = next_u + begin * channels if last else u_at + (o + width) * channels
+            soon = next_u + begin * deep if last else u_at + (o + width) * deep
             panel, some = k * panels + o // columns, (width + columns - 1) // columns
             prefetch_part(pixels, following, panel, some, False)
             prefetch_part(shortcut, added, panel, some, False)
             prefetch_part(norms.x, normed, panel, some, False)
             prefetch_part(results, written, panel, some, True)
             for t in range(0, tall, TALL_MR):
-                tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, u_at, columns,
+                tall_tile(deep, False, v, k * v_plane + t * v_row, 1, u, u_at, columns,
                           products, k * m_plane + t * m_row, m_row)  # fmt: skip
             if tall < count:
-                product_panel(count - tall, width, channels, kc, False,
-                              v, k * v_plane + tall * v_row, v_row, 1, u, u_at + o * channels, columns,
-                              columns * channels, products, k * m_plane + tall * m_row + o, m_row,
+                product_panel(count - tall, width, deep, kc, False,
+                              v, k * v_plane + tall * v_row, v_row, 1, u, u_at + o * deep, columns,
+                              columns * deep, products, k * m_plane + tall * m_row + o, m_row,
                               u, soon)  # fmt: skip
             o += width
     from_planes(form, products, m_plane, m_row, 0, tiles, first, count, finish, end, shortcut, patch, begin, stop, y)
@@ -180,38 +194,41 @@ def _pixels_above(row: int, m: Pair, tiles: Tiles, y: ndarray) -> int:
     return (row // tiles[0] * y.shape[1] + min(y.shape[1], row % tiles[0] * m[0])) * y.shape[2]
 
 
-def adds_up(form: int, images: int, out: Pair, channels: int, outputs: int, groups: int, dilation: Pair) -> bool:
+def adds_up(
+    form: int, images: int, out: Pair, kernel: Pair, channels: int, outputs: int, groups: int, dilation: Pair
+) -> bool:
     """Return whether the tasks can add up their outputs for a batch norm: they write successive rows of all outputs."""
-    tiles = count_of(images, tiles_of(tile_of(form)[0], *out, dilation))
-    return bool(tiles > 0 and dilation == (1, 1) and not divides_outputs(form, channels, outputs, groups, tiles))
+    tiles, deep = count_of(images, tiles_of(tile_of(form)[0], *out, dilation)), channels * count_of_pieces(form, kernel)
+    return bool(tiles > 0 and dilation == (1, 1) and not divides_outputs(form, deep, outputs, groups, tiles))
 
 
 @apart_jit
 def _weight_job(
-    job: int, jobs: int, form: int, weight: ndarray, flip: bool, groups: int, blocks: int, amx: bool, u: ndarray,
-    u_plane: int, own: ndarray,
+    job: int, jobs: int, form: int, weight: ndarray, flip: bool, groups: int, pieces: int, blocks: int, amx: bool,
+    u: ndarray, u_plane: int, own: ndarray,
 ) -> None:  # fmt: skip
     """Compute U for the job's share of all blocks of input channels: vectors or, on AMX, 32 channels.
 
-    blocks: the number of blocks in each group of channels
+    blocks: the number of blocks in each group of channels, for each piece of the kernel
     """
     inner, outer = weight.shape[2], weight.shape[3] // groups
     channels, outputs = (outer, inner) if flip else (inner, outer)
-    for number in range(job * groups * blocks // jobs, (job + 1) * groups * blocks // jobs):
-        group, block = number // blocks, number % blocks
+    all_ = groups * pieces * blocks
+    for number in range(job * all_ // jobs, (job + 1) * all_ // jobs):
+        group, piece, block = number // (blocks * pieces), number // blocks % pieces, number % blocks
         if HAS_AMX and amx:  # a constant: without AMX, Numba leaves this branch out
             split_weight(form, weight, flip, block, u, u_plane, own)
         else:
-            weight_to_planes(form, weight, flip, groups, group, block, 0, outputs,
-                             u[group * channels * round_up(outputs, panel_width(u)) :], u_plane, channels,
-                             block * lanes(weight))  # fmt: skip
+            weight_to_planes(form, weight, flip, groups, group, piece, block, 0, outputs,
+                             u[group * channels * round_up(outputs, panel_width(u)) :], u_plane, channels * pieces,
+                             piece * channels + block * lanes(weight))  # fmt: skip
 
 
 @apart_jit
 def _convolve_job(
-    job: int, tasks: int, parts: int, form: int, x: ndarray, groups: int, tiles: Tiles, padding: Pair, group: int,
-    u: ndarray, u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int,
-    y: ndarray, norms: Norms,
+    job: int, tasks: int, parts: int, form: int, x: ndarray, kernel: Pair, groups: int, tiles: Tiles, padding: Pair,
+    group: int, u: ndarray, u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int,
+    m_plane: int, y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """Compute one part of the outputs for one of `tasks` ranges of groups of tiles.
 
@@ -227,8 +244,8 @@ def _convolve_job(
         first, last = g * group, min(total, (task + 1) * ranges // tasks * group)
         count = min(group, last - first)
         more = min(group, last - first - count)
-        _convolve_group(form, x, groups, tiles, padding, first, count, more, u, u_plane, finish, end, shortcut, own,
-                        v_plane, m_plane, begin, stop, y, norms)  # fmt: skip
+        _convolve_group(form, x, kernel, groups, tiles, padding, first, count, more, u, u_plane, finish, end, shortcut,
+                        own, v_plane, m_plane, begin, stop, y, norms)  # fmt: skip
         if norms.sums.size:
             since = add_up(y, since, _pixels_above((first + count) // tiles[1], m, tiles, y), norms)
 
@@ -257,8 +274,9 @@ def _convolve(
     channels, outputs = x.shape[3], y.shape[3]
     groups, vector = (outputs if flip else channels) // weight.shape[2], lanes(x)
     tiles = tiles_of(tile_of(form)[0], y.shape[1], y.shape[2], dilation)
-    total = count_of(y.shape[0], tiles)
-    group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, channels, outputs, groups, total, dilation)
+    total, kernel = count_of(y.shape[0], tiles), weight.shape[:2]
+    pieces = count_of_pieces(form, kernel)
+    group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, channels, outputs, groups, pieces, total, dilation)
     memory = aligned(scratch)
     size = weight_planes(form) * u_plane
     u, rest = aligned(packed if packed.size else scratch)[:size], memory[size:]
@@ -266,15 +284,15 @@ def _convolve(
     end, rest = rest[: 4 * row_of(outputs)], rest[4 * row_of(outputs) :]
     finish = relu or bias.size + scale.size > 0
     fill_end(bias, scale, shift, relu, outputs, end)
-    amx = on_amx(channels, outputs, groups, total) and vector == LANES
+    amx = on_amx(channels, outputs, groups, pieces, total) and vector == LANES
     some = SIDE if amx else vector
     blocks = (channels // groups + some - 1) // some
     jobs = rest.size // each
-    parts = jobs if divides_outputs(form, channels, outputs, groups, total) else 1
+    parts = jobs if divides_outputs(form, channels * pieces, outputs, groups, total) else 1
     if jobs == 1:  # without a parallel loop, no other thread has to wake up
         if first_step == 0:
-            _weight_job(0, 1, form, weight, flip, groups, blocks, amx, u, u_plane, rest)
-        _convolve_job(0, 1, 1, form, x, groups, tiles, padding, group, u, u_plane, finish, end, shortcut, rest,
+            _weight_job(0, 1, form, weight, flip, groups, pieces, blocks, amx, u, u_plane, rest)
+        _convolve_job(0, 1, 1, form, x, kernel, groups, tiles, padding, group, u, u_plane, finish, end, shortcut, rest,
                       v_plane, m_plane, y, norms)  # fmt: skip
         first_step = 2
     for step in range(first_step, 2):  # one parallel loop for both: each parallel loop costs a second of compile time
@@ -282,10 +300,10 @@ def _convolve(
             q = np.int64(job)  # a prange index is unsigned: Numba would compute unsigned + signed in float64
             own = rest[q * each : (q + 1) * each]
             if step == 0:
-                _weight_job(q, jobs, form, weight, flip, groups, blocks, amx, u, u_plane, own)
+                _weight_job(q, jobs, form, weight, flip, groups, pieces, blocks, amx, u, u_plane, own)
             else:
-                _convolve_job(q, jobs // parts, parts, form, x, groups, tiles, padding, group, u, u_plane, finish,
-                              end, shortcut, own, v_plane, m_plane, y, norms)  # fmt: skip
+                _convolve_job(q, jobs // parts, parts, form, x, kernel, groups, tiles, padding, group, u, u_plane,
+                              finish, end, shortcut, own, v_plane, m_plane, y, norms)  # fmt: skip
     add_rest(y, norms)
     if packed.size:
         packed[packed.size - 1] = 1
@@ -306,10 +324,9 @@ def forward(
 
 
 @helper
-def padding_of_dx(form: int, padding: Pair, dilation: Pair) -> Pair:
+def padding_of_dx(form: int, kernel: Pair, padding: Pair, dilation: Pair) -> Pair:
     """Return the padding of dy in the convolution that computes dx."""
-    r = tile_of(form)[1]
-    flipped = (r[0] - 1) * dilation[0] - padding[0], (r[1] - 1) * dilation[1] - padding[1]
+    flipped = (kernel[0] - 1) * dilation[0] - padding[0], (kernel[1] - 1) * dilation[1] - padding[1]
     return (flipped[0] // 2, flipped[1] // 2) if form >= SPACED_3X3 else flipped  # there, a pixel of dy counts as two
 
 
@@ -319,20 +336,20 @@ def backward_input(
     dx: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """Compute dx (N, H, W, C) [+ shortcut] from dy (N, Ho, Wo, O). norms.before must be of size 0."""
-    none, flipped = scratch[:0], padding_of_dx(form, padding, dilation)
+    none, flipped = scratch[:0], padding_of_dx(form, weight.shape[:2], padding, dilation)
     _convolve(form, dy, weight, True, none, none, none, shortcut, False, flipped, dilation, none, scratch, dx,
               norms)  # fmt: skip
 
 
 def _convolve_scratch(
-    form: int, channels: int, outputs: int, groups: int, images: int, out: Pair, dilation: Pair
+    form: int, channels: int, outputs: int, groups: int, pieces: int, images: int, out: Pair, dilation: Pair
 ) -> int:
     tiles = tiles_of(tile_of(form)[0], *out, dilation)
     total = count_of(images, tiles)
-    group, u_plane, _, _, each = _convolve_sizes(form, channels, outputs, groups, total, dilation)
-    divides = divides_outputs(form, channels, outputs, groups, total)
+    group, u_plane, _, _, each = _convolve_sizes(form, channels, outputs, groups, pieces, total, dilation)
+    divides = divides_outputs(form, channels * pieces, outputs, groups, total)
     jobs = max(1, min(threads(), outputs // NR if divides else -(-total // group)))
-    jobs = 1 if planes_of(form) * total * channels * outputs // groups < WINOGRAD_SERIAL else jobs
+    jobs = 1 if planes_of(form) * total * channels * pieces * outputs // groups < WINOGRAD_SERIAL else jobs
     return int(LINE + weight_planes(form) * u_plane + 4 * row_of(outputs) + jobs * each)
 
 
@@ -341,7 +358,8 @@ def packed_size(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilati
     out = output_size(x_shape, w_shape, stride_of(form), padding, dilation)
     total = count_of(x_shape[0], tiles_of(tile_of(form)[0], *out, dilation))
     groups = x_shape[3] // w_shape[2]
-    u_plane = _convolve_sizes(form, x_shape[3], w_shape[3], groups, total, dilation)[1]
+    pieces = count_of_pieces(form, w_shape[:2])
+    u_plane = _convolve_sizes(form, x_shape[3], w_shape[3], groups, pieces, total, dilation)[1]
     return int(LINE + weight_planes(form) * u_plane + 1)
 
 
@@ -349,10 +367,11 @@ def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, di
     """Return the number of elements of forward's scratch."""
     out = output_size(x_shape, w_shape, stride_of(form), padding, dilation)
     groups = x_shape[3] // w_shape[2]
-    return _convolve_scratch(form, x_shape[3], w_shape[3], groups, x_shape[0], out, dilation)
+    pieces = count_of_pieces(form, w_shape[:2])
+    return _convolve_scratch(form, x_shape[3], w_shape[3], groups, pieces, x_shape[0], out, dilation)
 
 
 def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of backward_input's scratch."""
-    images, height, width, channels = x_shape
-    return _convolve_scratch(form, w_shape[3], channels, channels // w_shape[2], images, (height, width), dilation)
+    groups, pieces = x_shape[3] // w_shape[2], count_of_pieces(form, w_shape[:2])
+    return _convolve_scratch(form, w_shape[3], x_shape[3], groups, pieces, x_shape[0], x_shape[1:3], dilation)

@@ -38,7 +38,7 @@ def split_weight(form: int, weight: ndarray, flip: bool, block: int, u: ndarray,
     channels, outputs = (weight.shape[3], weight.shape[2]) if flip else (weight.shape[2], weight.shape[3])
     depth, own_plane = min(SIDE, channels - block * SIDE), plane_of(SIDE, round_up(outputs, SIDE))
     for c in range(0, depth, vector):
-        weight_to_planes(form, weight, flip, 1, 0, (block * SIDE + c) // vector, 0, outputs, memory, own_plane, SIDE,
+        weight_to_planes(form, weight, flip, 1, 0, 0, (block * SIDE + c) // vector, 0, outputs, memory, own_plane, SIDE,
                          c)  # fmt: skip
     for k in range(weight_planes(form)):
         for o in range(0, outputs, SIDE):

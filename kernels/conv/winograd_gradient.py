@@ -18,7 +18,7 @@ from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .choice import Tiles, count_of, tiles_of
-from .forms import has_eight_points, planes_of, stride_of, tile_of
+from .forms import count_of_pieces, has_eight_points, padding_of_piece, planes_of, stride_of, tile_of
 from .planes import Range, pixels_of, plane_of, prefetch_part, round_up, row_of, to_planes, weight_from_planes
 from .reference import Pair, output_size
 from .sizes import TILES_EIGHT
@@ -43,7 +43,7 @@ def _column(channel: int, block: int, tiles: int) -> int:
 
 @helper
 def gradient_sizes(
-    form: int, channels: int, outputs: int, groups: int, tiles: int, dilation: Pair
+    form: int, channels: int, outputs: int, groups: int, pieces: int, tiles: int, dilation: Pair
 ) -> tuple[int, int, int, int, int, int]:
     """Return six numbers: partial sums; tiles in a group; sizes of a plane of dU, of V and of D; size of a patch.
 
@@ -53,9 +53,10 @@ def gradient_sizes(
     on the number of threads.
     """
     planes, inner, tiles = planes_of(form), channels // groups, max(1, tiles)
+    weights = pieces * inner * outputs  # the numbers of dU, divided by the planes
     many = planes > 64  # V and D of a tile need more memory
-    group, parts = 32 if many else 64, 8 if planes * inner * outputs <= 2**16 else 4
-    if inner * outputs > (4096 if many else 8192) or tiles < group * parts:
+    group, parts = 32 if many else 64, 8 if planes * weights <= 2**16 else 4
+    if weights > (4096 if many else 8192) or tiles < group * parts:
         group, parts = min(tiles, 128 if many else 256), 1
     each = (tiles + parts - 1) // parts  # groups of about equal size, without a small one at the end
     group = (each + (each + group - 1) // group - 1) // ((each + group - 1) // group)
@@ -69,9 +70,10 @@ def gradient_sizes(
 @apart_jit
 def _gradient_tiles(
     form: int, x: ndarray, dy: ndarray, groups: int, tiles: Tiles, padding: Pair, first: int, count: int,
-    at_tile: int, v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray, before: ndarray,
+    at_tile: int, spreads: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray, before: ndarray,
 ) -> None:  # fmt: skip
-    """Transform `count` tiles, beginning with tile `first`, and write V and D to the planes from row `at_tile` on.
+    """Transform `count` tiles, beginning with tile `first`, and write V and, if `spreads`, D to the planes from row
+    `at_tile` on.
 
     before: see Norms.
     """
@@ -81,7 +83,8 @@ def _gradient_tiles(
     zeros[:] = 0
     v_block, d_block = _block(channels, groups), _block(outputs, groups)
     to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_block, at_tile, patch, zeros, before)
-    to_planes(form, True, dy, tiles, (0, 0), first, count, d, d_plane, d_block, at_tile, patch, zeros, none)
+    if spreads:
+        to_planes(form, True, dy, tiles, (0, 0), first, count, d, d_plane, d_block, at_tile, patch, zeros, none)
 
 
 @helper
@@ -155,23 +158,30 @@ def _gradient_products(
 
 @apart_jit
 def _gradient_part(
-    form: int, x: ndarray, dy: ndarray, groups: int, tiles: Tiles, padding: Pair, begin: int, end: int, group: int,
-    own: ndarray, v_plane: int, d_plane: int, du: ndarray, du_plane: int, before: ndarray,
+    form: int, x: ndarray, dy: ndarray, kernel: Pair, groups: int, tiles: Tiles, padding: Pair, begin: int, end: int,
+    group: int, own: ndarray, v_plane: int, d_plane: int, du: ndarray, du_plane: int, before: ndarray,
 ) -> None:  # fmt: skip
-    """Compute one partial sum of all planes: du[k] = V[k]^T @ D[k] for the tiles `begin` to `end` - 1."""
+    """Compute one partial sum of all planes: du[k] = V[k]^T @ D[k] for the tiles `begin` to `end` - 1.
+
+    du has these planes for each piece of the kernel (forms.py). The pieces have the same D.
+    """
     planes, above = planes_of(form), tile_of(form)[1][0] - 1 - padding[0]
     total, columns = count_of(x.shape[0], tiles), panel_width(x)
     parts = planes * ((dy.shape[3] + columns - 1) // columns)  # of what is prefetched: one beside each product
     v, d = own[: planes * v_plane], own[planes * v_plane : planes * (v_plane + d_plane)]
     patch = own[planes * (v_plane + d_plane) :]
+    pieces = count_of_pieces(form, kernel)
     for first in range(begin, end, group):
         count = min(group, end - first)
-        _gradient_tiles(form, x, dy, groups, tiles, padding, first, count, 0, v, v_plane, d, d_plane, patch, before)
-        more = min(group, end - first - count)
-        x_next = pixels_of(x, first + count, more, total, above, parts)
-        dy_next = pixels_of(dy, first + count, more, total, 0, parts)
-        _gradient_products(0, planes, planes, x, dy, groups, x_next, dy_next, count, count, first > begin,
-                           v, v_plane, d, d_plane, du, du_plane)  # fmt: skip
+        for piece in range(pieces):
+            shift = padding_of_piece(form, kernel, piece, padding, tiles[2:])
+            _gradient_tiles(form, x, dy, groups, tiles, shift, first, count, 0, piece == 0, v, v_plane, d, d_plane,
+                            patch, before)  # fmt: skip
+            more = min(group, end - first - count) if piece == pieces - 1 else 0
+            x_next = pixels_of(x, first + count, more, total, above, parts)
+            dy_next = pixels_of(dy, first + count, more, total, 0, parts)
+            _gradient_products(0, planes, planes, x, dy, groups, x_next, dy_next, count, count, first > begin, v,
+                               v_plane, d, d_plane, du[piece * planes * du_plane :], du_plane)  # fmt: skip
 
 
 @parallel_jit
@@ -187,20 +197,23 @@ def backward_weight(
     if total == 0:
         dweight[:] = 0
         return
-    parts, group, du_plane, v_plane, d_plane, each = gradient_sizes(form, channels, outputs, groups, total, dilation)
-    part, pair = planes * du_plane, planes * (v_plane + d_plane)
+    kernel = dweight.shape[:2]
+    pieces = count_of_pieces(form, kernel)
+    parts, group, du_plane, v_plane, d_plane, each = gradient_sizes(
+        form, channels, outputs, groups, pieces, total, dilation)  # fmt: skip
+    part, pair = pieces * planes * du_plane, planes * (v_plane + d_plane)
     memory = aligned(scratch)
     du, shared = memory[: parts * part], memory[parts * part :]  # shared: V and D for all tasks if parts == 1
     own = shared[pair:] if parts == 1 else shared
     each += pair if parts > 1 else 0
     tasks = own.size // each
     # With several partial sums: one step for all of them, then one for dweight. With one partial sum: two steps for
-    # each group of tiles (transform, multiply), then one for dweight.
-    steps = 2 if parts > 1 else 2 * ((total + group - 1) // group) + 1
+    # each group of tiles and each piece of the kernel (transform, multiply), then one for dweight.
+    steps = 2 if parts > 1 else 2 * pieces * ((total + group - 1) // group) + 1
     for step in range(steps):
         end = step == steps - 1
         transform = parts > 1 or step % 2 == 0
-        first = step // 2 * group
+        first, piece = step // 2 // pieces * group, step // 2 % pieces
         count = min(group, total - first)
         jobs = dweight.shape[2] if end else tasks
         for job in prange(jobs):
@@ -209,20 +222,20 @@ def backward_weight(
                 weight_from_planes(form, parts, du, part, du_plane, t, dweight)
             elif parts > 1:
                 for q in range(t * parts // tasks, (t + 1) * parts // tasks):
-                    _gradient_part(form, x, dy, groups, tiles, padding, q * total // parts, (q + 1) * total // parts,
-                                   group, own[t * each : (t + 1) * each], v_plane, d_plane,
+                    _gradient_part(form, x, dy, kernel, groups, tiles, padding, q * total // parts,
+                                   (q + 1) * total // parts, group, own[t * each : (t + 1) * each], v_plane, d_plane,
                                    du[q * part : (q + 1) * part], du_plane, before)  # fmt: skip
             elif transform:
-                begin = t * count // tasks
-                _gradient_tiles(form, x, dy, groups, tiles, padding, first + begin, (t + 1) * count // tasks - begin,
-                                begin, shared, v_plane, shared[planes * v_plane :], d_plane,
+                begin, shift = t * count // tasks, padding_of_piece(form, kernel, piece, padding, dilation)
+                _gradient_tiles(form, x, dy, groups, tiles, shift, first + begin, (t + 1) * count // tasks - begin,
+                                begin, piece == 0, shared, v_plane, shared[planes * v_plane :], d_plane,
                                 own[t * each : (t + 1) * each], before)  # fmt: skip
             else:
                 begin, stop, d = t * planes // tasks, (t + 1) * planes // tasks, shared[planes * v_plane :]
                 nothing = 0, 0, 0  # to prefetch: it is not known which thread will read the next tiles
                 kc = TILES_EIGHT if has_eight_points(form) else count
                 _gradient_products(begin, stop, planes, x, dy, groups, nothing, nothing, count, kc, first > 0,
-                                   shared, v_plane, d, d_plane, du, du_plane)  # fmt: skip
+                                   shared, v_plane, d, d_plane, du[piece * planes * du_plane :], du_plane)  # fmt: skip
 
 
 def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
@@ -230,7 +243,10 @@ def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: 
     out = output_size(x_shape, w_shape, stride_of(form), padding, dilation)
     planes, total = planes_of(form), count_of(x_shape[0], tiles_of(tile_of(form)[0], *out, dilation))
     groups = x_shape[3] // w_shape[2]
-    parts, _, du_plane, v_plane, d_plane, each = gradient_sizes(form, x_shape[3], w_shape[3], groups, total, dilation)
+    pieces = count_of_pieces(form, w_shape[:2])
+    parts, _, du_plane, v_plane, d_plane, each = gradient_sizes(
+        form, x_shape[3], w_shape[3], groups, pieces, total, dilation)  # fmt: skip
     pair = planes * (v_plane + d_plane)
     tasks = max(1, min(threads(), parts if parts > 1 else planes))
-    return int(LINE + parts * planes * du_plane + (tasks * (pair + each) if parts > 1 else pair + tasks * each))
+    own = tasks * (pair + each) if parts > 1 else pair + tasks * each
+    return int(LINE + parts * pieces * planes * du_plane + own)

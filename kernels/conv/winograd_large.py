@@ -86,7 +86,7 @@ def _panel_job(
     for c in range(0, channels, kc):
         deep = min(kc, channels - c)
         for block in range(c // vector, ceildiv(c + deep, vector)):
-            weight_to_planes(form, weight, flip, 1, 0, block, begin, stop, u, u_plane, deep, block * vector - c)
+            weight_to_planes(form, weight, flip, 1, 0, 0, block, begin, stop, u, u_plane, deep, block * vector - c)
         for k in range(planes):
             u_at, v_at = weight_plane(form, k) * u_plane, k * v_plane + c * count
             o = 0
@@ -165,7 +165,7 @@ def backward_input(
     dx: ndarray,
 ) -> None:  # fmt: skip
     """Compute dx [+ shortcut] as winograd.py does."""
-    none, flipped = scratch[:0], padding_of_dx(form, padding, dilation)
+    none, flipped = scratch[:0], padding_of_dx(form, weight.shape[:2], padding, dilation)
     _convolve(form, dy, weight, True, none, none, none, shortcut, False, flipped, dilation, scratch, dx)
 
 
@@ -242,7 +242,7 @@ def backward_weight(
     v, d = memory[: planes * v_plane], memory[planes * v_plane : planes * (v_plane + d_plane)]
     rest = memory[planes * (v_plane + d_plane) :]
     tasks, jobs = rest.size // each, ceildiv(channels, DEEP) * ceildiv(outputs, width_of(outputs, DEEP))
-    kc = TILES_EIGHT if has_eight_points(form) else gradient_sizes(form, channels, outputs, 1, count, dilation)[1]
+    kc = TILES_EIGHT if has_eight_points(form) else gradient_sizes(form, channels, outputs, 1, 1, count, dilation)[1]
     for phase in range(2):
         for task in prange(tasks):
             q = np.int64(task)

@@ -43,7 +43,7 @@ def adds_up(
         algorithm, form = algorithm_of_dx(x_shape, w_shape, *options, winograd)
         channels, outputs, out = outputs, channels, x_shape[1:3]
     if algorithm == "winograd":
-        return fast.adds_up(form, x_shape[0], out, channels, outputs, groups, dilation)
+        return fast.adds_up(form, x_shape[0], out, w_shape[:2], channels, outputs, groups, dilation)
     if algorithm == "product":
         return pointwise.adds_up(x_shape[0] * out[0] * out[1], channels, outputs)
     return algorithm in ("narrow", "direct") and (output == "y" or stride == (1, 1))
@@ -55,7 +55,7 @@ def normalizes(
     """Return whether `forward` and backward_weight can normalise x."""
     layer = x_shape, w_shape, groups, stride, padding, dilation, winograd
     forward, gradient = algorithm_of_y(*layer), algorithm_of_dweight(*layer)
-    if forward == gradient == ("winograd", F4X4_3X3):
+    if forward == gradient == ("winograd", F4X4_3X3) and w_shape[:2] == (3, 3):
         return groups == 1 and x_shape[3] % LANES == 0
     out, narrow = output_size(x_shape, w_shape, stride, padding, dilation), forward[0] == gradient[0] == "narrow"
     return narrow and rectangles.normalizes(x_shape[1:3], out, w_shape, groups, stride, padding, dilation)
