@@ -223,7 +223,7 @@ def _convolution(
         form = choice.winograd_form(*where, dilation, groups)
     if arguments["winograd"] and form != choice.DIRECT:
         make = _winograd_weight if kernel == "backward_weight" else _winograd
-        return make(form, source, target, groups, dilation)
+        return make(form, source, target, groups, forms.count_of_pieces(form, weight[:2]), dilation)
     x = shapes["dx"] if backward else shapes["x"]
     images, high, wide, _ = x
     out = output_size(x, weight, stride, arguments["padding"], dilation)
@@ -300,15 +300,15 @@ def _direct_weight(pixels: int, block: int, rows: int, outputs: int, groups: int
     ]
 
 
-def _halo(form: int, source: tuple[int, ...]) -> Stream:
-    """Return what Winograd's tiles read again, because their windows overlap."""
+def _halo(form: int, source: tuple[int, ...], pieces: int) -> Stream:
+    """Return what Winograd's tiles read again: their windows overlap, and each piece of the kernel has its own."""
     side, step = forms.window_of(form)
-    again = math.prod(side) / math.prod(step) - 1
+    again = pieces * math.prod(side) / math.prod(step) - 1
     return Stream(again * FLOAT * math.prod(source), 0, FLOAT * side[0] * source[2] * source[3])
 
 
 def _winograd(
-    form: int, source: tuple[int, ...], target: tuple[int, ...], apart: int, dilation: tuple[int, int]
+    form: int, source: tuple[int, ...], target: tuple[int, ...], apart: int, pieces: int, dilation: tuple[int, int]
 ) -> Work:
     """Return multiply-adds and traffic of Winograd's forward pass or data gradient (names as in winograd.py).
 
@@ -316,20 +316,22 @@ def _winograd(
     """
     channels, outputs, each = source[3], target[3], forms.planes_of(form)
     tiles = choice.count_of(source[0], choice.tiles_of(forms.tile_of(form)[0], *target[1:3], dilation))
-    group = planes.group_of(form, channels, outputs, apart, tiles)
+    group = planes.group_of(form, channels, outputs, apart, pieces, tiles)
+    amx = choice.on_amx(channels, outputs, apart, pieces, tiles)
+    channels *= pieces  # in a row of V
     groups, panels, (high, wide) = _up(tiles, group), _up(outputs // apart, NR), tile_size(outputs // apart)
     v, products = FLOAT * each * tiles * channels, FLOAT * each * tiles * outputs
     u = FLOAT * forms.weight_planes(form) * channels * outputs // apart
     near = FLOAT * each * group * (channels + outputs)  # V and M of a group
     panel = FLOAT * each * panels * NR * channels  # a row of tiles reads this much of U
     multiply_adds = float(each * tiles * channels * outputs // apart)
-    if forms.uses_blocks(form, channels, outputs, apart, tiles):
+    halo = _halo(form, source, pieces)
+    if pieces == 1 and forms.uses_blocks(form, channels, outputs, apart, tiles):
         deep = forms.depth_of_sums(form, channels, outputs, apart)
         panels = _up(outputs, winograd_large.width_of(outputs, deep))
         blocks = _by_blocks(v, u, products, panels, _up(channels, deep))
         tiled = Stream(u * (_up(tiles, high) - 1), 0, FLOAT * deep * (wide + high))
-        return Work(multiply_adds, [*blocks, tiled, _halo(form, source)])
-    amx = choice.on_amx(channels, outputs, apart, tiles)
+        return Work(multiply_adds, [*blocks, tiled, halo])
     short = apart > 1 and channels // apart <= MOST_PRODUCTS and outputs // apart <= LANES  # U stays in registers
     if amx:  # V is read once, and split; M replaces it
         near, strips = FLOAT * each * group * max(channels, outputs), PARTS * group * channels
@@ -339,14 +341,14 @@ def _winograd(
             Stream(products, products, near),
             Stream(u * PARTS / FLOAT * groups, u * (1 + PARTS / FLOAT), near + u * PARTS / FLOAT),
             Stream(u * PARTS / FLOAT * groups * (_up(group, SIDE) - 1), 0, strips + PARTS * SIDE * channels),
-            _halo(form, source),
+            halo,
         ], True)  # fmt: skip
     return Work(multiply_adds, [
         Stream(v * _up(outputs // apart, wide), v, near),
         Stream(products, products, near),
         Stream(0 if short else panel * groups * (_up(group, high) - 1), 0, FLOAT * channels // apart * (wide + high)),
         Stream(u * groups, u, near + u),
-        _halo(form, source),
+        halo,
     ])  # fmt: skip
 
 
@@ -357,30 +359,31 @@ def _by_blocks(v: float, made: float, kept: float, panels: int, pieces: int) -> 
 
 
 def _winograd_weight(
-    form: int, source: tuple[int, ...], target: tuple[int, ...], apart: int, dilation: tuple[int, int]
+    form: int, source: tuple[int, ...], target: tuple[int, ...], apart: int, pieces: int, dilation: tuple[int, int]
 ) -> Work:
     """Return multiply-adds and traffic of Winograd's weight gradient: dU[k] = V[k]^T @ D[k] for all planes."""
     channels, outputs, each = source[3], target[3], forms.planes_of(form)
     tiles = choice.count_of(source[0], choice.tiles_of(forms.tile_of(form)[0], *target[1:3], dilation))
-    parts, group = winograd_gradient.gradient_sizes(form, channels, outputs, apart, tiles, dilation)[:2]
+    parts, group = winograd_gradient.gradient_sizes(form, channels, outputs, apart, pieces, tiles, dilation)[:2]
     groups, panels = parts * _up(_up(tiles, parts), group), _up(outputs // apart, NR)
     high, wide = tile_size(outputs // apart)
     v, du, d = (FLOAT * each * size for size in (tiles * channels, channels * outputs // apart, tiles * outputs))
+    halo, v, du = _halo(form, source, pieces), v * pieces, du * pieces
     near = FLOAT * each * group * (channels + outputs)
     panels_of_d = FLOAT * each * apart * panels * NR * tiles  # a strip of V^T, of each group, reads this much of D
-    again = _up(channels // apart, high) - 1
+    again = pieces * _up(channels // apart, high) - 1
     products = [
         Stream(v * _up(outputs // apart, wide), v, near),
         Stream(d, d, near),
         Stream(panels_of_d * again, 0, FLOAT * group * (wide + high)),
     ]
-    if forms.uses_blocks(form, channels, outputs, apart, tiles):
+    if pieces == 1 and forms.uses_blocks(form, channels, outputs, apart, tiles):
         panels = _up(outputs, winograd_large.width_of(outputs, winograd_large.DEEP))
         products = _by_blocks(v, du, d, panels, _up(channels, winograd_large.DEEP))
         products.append(Stream(panels_of_d * again, 0, FLOAT * tiles * (wide + high)))
-        return Work(float(each * tiles * channels * outputs), [*products, _halo(form, source)])
-    return Work(float(each * tiles * channels * outputs // apart), [
+        return Work(float(each * tiles * channels * outputs), [*products, halo])
+    return Work(float(each * tiles * channels * pieces * outputs // apart), [
         *products,
         Stream(du * (groups - parts), du * groups, near + du),
-        _halo(form, source),
+        halo,
     ])  # fmt: skip

@@ -171,14 +171,33 @@ def test_relu_keeps_nan_and_clips_the_rest() -> None:
 def test_winograd(kernel: int, images: int, side: int, channels: int, outputs: int, dtype: str) -> None:
     """The products of y and dx are on AMX."""
     tiles = images * (-(-side // 4)) ** 2
-    assert on_amx(channels, outputs, 1, tiles)
+    assert on_amx(channels, outputs, 1, 1, tiles)
+    check_winograd((kernel, kernel), images, side, channels, outputs, dtype)
+
+
+@pytest.mark.parametrize("dtype", quick(["float32", "float64"], "float32"))
+@pytest.mark.parametrize(
+    ("kernel", "pieces", "images", "side", "channels", "outputs"),
+    [((5, 3), 2, 5, 16, 48, 64), ((1, 9), 2, 5, 16, 32, 70), ((5, 7), 6, 7, 17, 16, 40)],
+)
+def test_winograd_in_pieces(
+    kernel: tuple[int, int], pieces: int, images: int, side: int, channels: int, outputs: int, dtype: str
+) -> None:
+    """A block of 32 rows of U can belong to two pieces."""
+    assert on_amx(channels, outputs, 1, pieces, images * (-(-side // 4)) ** 2)
+    check_winograd(kernel, images, side, channels, outputs, dtype)
+
+
+def check_winograd(
+    kernel: tuple[int, int], images: int, side: int, channels: int, outputs: int, dtype: str
+) -> None:
     random = np.random.default_rng(4)
     x, dy = (random.standard_normal((images, side, side, last)) for last in (channels, outputs))
-    weight = random.standard_normal((kernel, kernel, channels, outputs))
-    options = 1, (1, 1), (kernel // 2, kernel // 2), (1, 1), True
+    weight = random.standard_normal((*kernel, channels, outputs))
+    options = 1, (1, 1), (kernel[0] // 2, kernel[1] // 2), (1, 1), True
 
     found = compute(x.astype(dtype), weight.astype(dtype), dy.astype(dtype), options)
-    tolerance = 1e-13 * channels if dtype == "float64" else 2.5e-6 if kernel == 3 else 1e-5
+    tolerance = 1e-13 * channels if dtype == "float64" else 2.5e-6 if kernel == (3, 3) else 1e-5
     for ours, exact in zip(found[:2], expected(x, weight, dy, options)):
         np.testing.assert_allclose(ours, exact, rtol=0, atol=tolerance * abs(exact).max())
 

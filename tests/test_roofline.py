@@ -144,6 +144,16 @@ def test_a_convolution_has_a_quarter_of_the_products_with_winograd() -> None:
     assert direct.beyond(1 << 40) == fast.beyond(1 << 40) == (image + 9 * 64 * 64 * 4, image)
 
 
+def test_a_kernel_in_pieces_has_the_products_of_each_piece() -> None:
+    """6 x 6 taps are four pieces of 3 x 3."""
+    image = (64, 32, 32, 64)
+    options = {"groups": 1, "stride": (1, 1), "padding": (3, 3), "dilation": (1, 1), "winograd": True}
+    y = arrays(x=image, weight=(6, 6, 64, 64)) | options | arrays(y=image)
+    dweight = arrays(x=image, dy=image) | options | arrays(dweight=(6, 6, 64, 64))
+    for name, given in (("conv.forward", y), ("conv.backward_weight", dweight)):
+        assert traffic.work(name, given, far(given), 2).multiply_adds == 4 * 64 * 8 * 8 * 36 * 64 * 64
+
+
 def test_a_large_layer_leaves_its_transformed_weights_in_the_second_level_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

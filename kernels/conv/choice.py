@@ -212,18 +212,20 @@ def _line_form(
 def _form_in_pieces(
     out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
-    """Return winograd_form for a kernel that is computed as several kernels of 3 x 3 taps."""
+    """Return winograd_form for a kernel that is computed as several kernels of 3 x 3 or of 4 x 4 taps."""
     if min(channels, outputs) < FEWEST_IN_PIECES or groups > 1 or stride != (1, 1):
         return DIRECT
-    pieces = (kernel[0] + 2) // 3 * ((kernel[1] + 2) // 3)
-    tiles = tiles_of((4, 4), out[0], out[1], dilation)
-    if out[0] * out[1] * kernel[0] * kernel[1] < GAIN * count_of(1, tiles) * 36 * pieces:
+    three = count_of(1, tiles_of((4, 4), out[0], out[1], dilation)) * ((kernel[0] + 2) // 3 * ((kernel[1] + 2) // 3))
+    four = count_of(1, tiles_of((3, 3), out[0], out[1], dilation)) * ((kernel[0] + 3) // 4 * ((kernel[1] + 3) // 4))
+    if out[0] * out[1] * kernel[0] * kernel[1] < GAIN * min(three, four) * 6**2:
         return DIRECT
-    return F4X4_3X3
+    return F4X4_3X3 if three <= four else F3X3_4X4
 
 
 @helper
 def on_amx(channels: int, outputs: int, groups: int, pieces: int, tiles: int) -> bool:
     """Return whether Winograd's products for y and dx of float32 numbers are computed on AMX (winograd_amx.py)."""
-    some = AMX_LEAST_PAIRS <= channels * outputs <= AMX_MOST_PAIRS and min(channels, outputs) >= AMX_CHANNELS
-    return HAS_AMX and groups == pieces == 1 and some and tiles >= AMX_TILES
+    deep = channels * pieces
+    some = AMX_LEAST_PAIRS <= deep * outputs <= AMX_MOST_PAIRS and min(deep, outputs) >= AMX_CHANNELS
+    whole = pieces == 1 or channels % 16 == 0  # winograd_amx.py: a vector of rows of U belongs to one piece
+    return HAS_AMX and groups == 1 and some and whole and tiles >= AMX_TILES

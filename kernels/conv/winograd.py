@@ -87,9 +87,9 @@ def _convolve_sizes(
     least = 0
     # M replaces V. Float64, whose sizes are the same, uses m_plane.
     if on_amx(channels, outputs, groups, pieces, tiles):
-        u_plane, least = parts_size(outputs, channels), weight_memory(form, outputs)
-        v_plane = plane_of(round_up(group, SIDE), max(row_of(channels), row_of(outputs)))
-        patch += parts_size(group, channels)
+        u_plane, least = parts_size(outputs, channels * pieces), weight_memory(form, outputs)
+        v_plane = plane_of(round_up(group, SIDE), max(row_of_pieces(channels, pieces), row_of(outputs)))
+        patch += parts_size(group, channels * pieces)
     return group, u_plane, v_plane, m_plane, max(least, planes * (v_plane + m_plane) + patch + LANES)
 
 
@@ -153,7 +153,7 @@ def _convolve_group(
             prefetch_part(shortcut, added, k * panels, panels, False)
             prefetch_part(norms.x, normed, k * panels, panels, False)
             u_at = weight_plane(form, k) * u_plane
-            multiply_plane(count, channels, v, k * v_plane, v_row, u, u_at, begin, stop, m_row, patch)
+            multiply_plane(count, deep, v, k * v_plane, v_row, u, u_at, begin, stop, m_row, patch)
         end_tiles(SHAPES)
         products, m_plane = v, v_plane
     for k in range(0 if amx else planes):
@@ -207,21 +207,22 @@ def _weight_job(
     job: int, jobs: int, form: int, weight: ndarray, flip: bool, groups: int, pieces: int, blocks: int, amx: bool,
     u: ndarray, u_plane: int, own: ndarray,
 ) -> None:  # fmt: skip
-    """Compute U for the job's share of all blocks of input channels: vectors or, on AMX, 32 channels.
+    """Compute U for the job's share of all blocks of its rows: a vector of a piece's channels or, on AMX, 32 rows.
 
-    blocks: the number of blocks in each group of channels, for each piece of the kernel
+    blocks: the number of blocks in each group of channels
     """
     inner, outer = weight.shape[2], weight.shape[3] // groups
     channels, outputs = (outer, inner) if flip else (inner, outer)
-    all_ = groups * pieces * blocks
-    for number in range(job * all_ // jobs, (job + 1) * all_ // jobs):
-        group, piece, block = number // (blocks * pieces), number // blocks % pieces, number % blocks
+    each = blocks // pieces  # blocks of a piece
+    for number in range(job * groups * blocks // jobs, (job + 1) * groups * blocks // jobs):
+        group, block = number // blocks, number % blocks
         if HAS_AMX and amx:  # a constant: without AMX, Numba leaves this branch out
             split_weight(form, weight, flip, block, u, u_plane, own)
         else:
-            weight_to_planes(form, weight, flip, groups, group, piece, block, 0, outputs,
+            piece, vector = block // each, block % each
+            weight_to_planes(form, weight, flip, groups, group, piece, vector, 0, outputs,
                              u[group * channels * round_up(outputs, panel_width(u)) :], u_plane, channels * pieces,
-                             piece * channels + block * lanes(weight))  # fmt: skip
+                             piece * channels + vector * lanes(weight))  # fmt: skip
 
 
 @apart_jit
@@ -285,8 +286,7 @@ def _convolve(
     finish = relu or bias.size + scale.size > 0
     fill_end(bias, scale, shift, relu, outputs, end)
     amx = on_amx(channels, outputs, groups, pieces, total) and vector == LANES
-    some = SIDE if amx else vector
-    blocks = (channels // groups + some - 1) // some
+    blocks = ceildiv(channels * pieces, SIDE) if amx else pieces * ceildiv(channels // groups, vector)
     jobs = rest.size // each
     parts = jobs if divides_outputs(form, channels * pieces, outputs, groups, total) else 1
     if jobs == 1:  # without a parallel loop, no other thread has to wake up

@@ -21,7 +21,7 @@ from minidl.kernels.matmul.amx import (
 )
 from minidl.kernels.matmul.tile import lanes
 
-from .forms import weight_planes
+from .forms import count_of_pieces, weight_planes
 from .planes import plane_of, round_up, weight_to_planes
 
 
@@ -33,32 +33,38 @@ def weight_memory(form: int, outputs: int) -> int:
 
 @apart_jit
 def split_weight(form: int, weight: ndarray, flip: bool, block: int, u: ndarray, plane: int, memory: ndarray) -> None:
-    """Compute the planes of U for 32 input channels, and split them: block number `block` of each panel of u."""
+    """Compute the planes of 32 rows of U, and split them: block number `block` of each panel of u.
+
+    The rows are input channels, or those of all pieces of the kernel (forms.py), one piece after the other. Then a
+    piece has whole vectors of channels.
+    """
     vector = lanes(weight)
     channels, outputs = (weight.shape[3], weight.shape[2]) if flip else (weight.shape[2], weight.shape[3])
-    depth, own_plane = min(SIDE, channels - block * SIDE), plane_of(SIDE, round_up(outputs, SIDE))
+    rows = channels * count_of_pieces(form, weight.shape[:2])
+    depth, own_plane = min(SIDE, rows - block * SIDE), plane_of(SIDE, round_up(outputs, SIDE))
     for c in range(0, depth, vector):
-        weight_to_planes(form, weight, flip, 1, 0, 0, (block * SIDE + c) // vector, 0, outputs, memory, own_plane, SIDE,
+        piece, channel = divmod(block * SIDE + c, channels)
+        weight_to_planes(form, weight, flip, 1, 0, piece, channel // vector, 0, outputs, memory, own_plane, SIDE,
                          c)  # fmt: skip
     for k in range(weight_planes(form)):
         for o in range(0, outputs, SIDE):
-            to = k * plane + o // SIDE * parts_size(1, channels) + block * BLOCK
+            to = k * plane + o // SIDE * parts_size(1, rows) + block * BLOCK
             split_panels(memory, k * own_plane + o * SIDE, SIDE, min(SIDE, outputs - o), depth, u, to)
 
 
 @apart_jit
 def multiply_plane(
-    count: int, channels: int, v: ndarray, v_at: int, v_row: int, u: ndarray, u_at: int, begin: int, stop: int,
+    count: int, depth: int, v: ndarray, v_at: int, v_row: int, u: ndarray, u_at: int, begin: int, stop: int,
     m_row: int, strips: ndarray,
 ) -> None:  # fmt: skip
     """Replace V[k] by the columns [begin, stop) of M[k] = V[k] @ U[k] for `count` tiles.
 
     Up to 31 rows after the last one get any values. strips: memory for the parts of V[k]
     """
-    size = parts_size(1, channels)
+    size = parts_size(1, depth)
     for t in range(0, count, SIDE):
-        split_strip(v, v_at + t * v_row, v_row, min(SIDE, count - t), channels, strips, t // SIDE * size)
+        split_strip(v, v_at + t * v_row, v_row, min(SIDE, count - t), depth, strips, t // SIDE * size)
     for o in range(begin, stop, SIDE):
         for t in range(0, count, SIDE):
-            multiply_streaming(count - t, stop - o, count_of(channels), False, strips, t // SIDE * size,
+            multiply_streaming(count - t, stop - o, count_of(depth), False, strips, t // SIDE * size,
                                u, u_at + o // SIDE * size, v, v_at + t * m_row + o, m_row)  # fmt: skip
