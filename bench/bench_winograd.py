@@ -150,13 +150,18 @@ def accuracy() -> None:
         dy = random.standard_normal((n, *out, channels), np.float32)
         y, dx, dw = np.empty_like(dy), np.empty_like(image), np.empty_like(kernel)
         shapes = image.shape, kernel.shape, pad, (1, 1)
-        sizes = (winograd.forward_scratch, form), (winograd.backward_input_scratch, of_dx), (
-            winograd_gradient.backward_weight_scratch, form)  # fmt: skip
-        scratch = [np.empty(size_of(some, *shapes), np.float32) for size_of, some in sizes]
+        images, taps, *padding = shapes
+        sizes = (
+            winograd.forward_scratch(form, images, taps, steps, *padding),
+            winograd.backward_input_scratch(of_dx, *shapes),
+            winograd_gradient.backward_weight_scratch(form, images, taps, steps, *padding),
+        )
+        scratch = [np.empty(size, np.float32) for size in sizes]
         norms = no_norms(none)
-        winograd.forward(form, image, kernel, none, none, none, none, False, pad, (1, 1), none, scratch[0], y, norms)
+        winograd.forward(form, image, kernel, none, none, none, none, False, steps, pad, (1, 1), none, scratch[0], y,
+                         norms)  # fmt: skip
         winograd.backward_input(of_dx, dy, kernel, none, pad, (1, 1), scratch[1], dx, norms)
-        winograd_gradient.backward_weight(form, image, dy, pad, (1, 1), norms.before, scratch[2], dw)
+        winograd_gradient.backward_weight(form, image, dy, steps, pad, (1, 1), norms.before, scratch[2], dw)
         found = (y, dx, dw), _float64(image, kernel, dy, steps[0])
         for kind, ours, exact in zip(PASSES, *found, strict=True):
             error = ours - exact

@@ -223,7 +223,8 @@ def _convolution(
         form = choice.winograd_form(*where, dilation, groups)
     if arguments["winograd"] and form != choice.DIRECT:
         make = _winograd_weight if kernel == "backward_weight" else _winograd
-        return make(form, source, target, groups, forms.count_of_pieces(form, weight[:2]), dilation)
+        cut = forms.kernel_of(form, weight[:2], (1, 1) if backward else stride)
+        return make(form, source, target, groups, cut, dilation)
     x = shapes["dx"] if backward else shapes["x"]
     images, high, wide, _ = x
     out = output_size(x, weight, stride, arguments["padding"], dilation)
@@ -300,21 +301,22 @@ def _direct_weight(pixels: int, block: int, rows: int, outputs: int, groups: int
     ]
 
 
-def _halo(form: int, source: tuple[int, ...], pieces: int) -> Stream:
+def _halo(form: int, source: tuple[int, ...], cut: forms.Kernel) -> Stream:
     """Return what Winograd's tiles read again: their windows overlap, and each piece of the kernel has its own."""
     side, step = forms.window_of(form)
-    again = pieces * math.prod(side) / math.prod(step) - 1
+    again = forms.count_of_pieces(form, cut) * math.prod(side) / math.prod(step) / math.prod(cut[2:]) - 1
     return Stream(again * FLOAT * math.prod(source), 0, FLOAT * side[0] * source[2] * source[3])
 
 
 def _winograd(
-    form: int, source: tuple[int, ...], target: tuple[int, ...], apart: int, pieces: int, dilation: tuple[int, int]
-) -> Work:
+    form: int, source: tuple[int, ...], target: tuple[int, ...], apart: int, cut: forms.Kernel,
+    dilation: tuple[int, int],
+) -> Work:  # fmt: skip
     """Return multiply-adds and traffic of Winograd's forward pass or data gradient (names as in winograd.py).
 
     apart: the layer's groups of channels; `groups` are groups of tiles
     """
-    channels, outputs, each = source[3], target[3], forms.planes_of(form)
+    channels, outputs, each, pieces = source[3], target[3], forms.planes_of(form), forms.count_of_pieces(form, cut)
     tiles = choice.count_of(source[0], choice.tiles_of(forms.tile_of(form)[0], *target[1:3], dilation))
     group = planes.group_of(form, channels, outputs, apart, pieces, tiles)
     amx = choice.on_amx(channels, outputs, apart, pieces, tiles)
@@ -325,7 +327,7 @@ def _winograd(
     near = FLOAT * each * group * (channels + outputs)  # V and M of a group
     panel = FLOAT * each * panels * NR * channels  # a row of tiles reads this much of U
     multiply_adds = float(each * tiles * channels * outputs // apart)
-    halo = _halo(form, source, pieces)
+    halo = _halo(form, source, cut)
     if pieces == 1 and forms.uses_blocks(form, channels, outputs, apart, tiles):
         deep = forms.depth_of_sums(form, channels, outputs, apart)
         panels = _up(outputs, winograd_large.width_of(outputs, deep))
@@ -359,16 +361,17 @@ def _by_blocks(v: float, made: float, kept: float, panels: int, pieces: int) -> 
 
 
 def _winograd_weight(
-    form: int, source: tuple[int, ...], target: tuple[int, ...], apart: int, pieces: int, dilation: tuple[int, int]
-) -> Work:
+    form: int, source: tuple[int, ...], target: tuple[int, ...], apart: int, cut: forms.Kernel,
+    dilation: tuple[int, int],
+) -> Work:  # fmt: skip
     """Return multiply-adds and traffic of Winograd's weight gradient: dU[k] = V[k]^T @ D[k] for all planes."""
-    channels, outputs, each = source[3], target[3], forms.planes_of(form)
+    channels, outputs, each, pieces = source[3], target[3], forms.planes_of(form), forms.count_of_pieces(form, cut)
     tiles = choice.count_of(source[0], choice.tiles_of(forms.tile_of(form)[0], *target[1:3], dilation))
-    parts, group = winograd_gradient.gradient_sizes(form, channels, outputs, apart, pieces, tiles, dilation)[:2]
+    parts, group = winograd_gradient.gradient_sizes(form, cut, channels, outputs, apart, tiles, dilation)[:2]
     groups, panels = parts * _up(_up(tiles, parts), group), _up(outputs // apart, NR)
     high, wide = tile_size(outputs // apart)
     v, du, d = (FLOAT * each * size for size in (tiles * channels, channels * outputs // apart, tiles * outputs))
-    halo, v, du = _halo(form, source, pieces), v * pieces, du * pieces
+    halo, v, du = _halo(form, source, cut), v * pieces, du * pieces
     near = FLOAT * each * group * (channels + outputs)
     panels_of_d = FLOAT * each * apart * panels * NR * tiles  # a strip of V^T, of each group, reads this much of D
     again = pieces * _up(channels // apart, high) - 1

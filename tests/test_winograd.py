@@ -34,7 +34,7 @@ from minidl.kernels.conv.choice import (
     input_form,
     winograd_form,
 )
-from minidl.kernels.conv.forms import planes_of, stride_of, tile_of, weight_plane, weight_planes
+from minidl.kernels.conv.forms import Kernel, planes_of, stride_of, tile_of, weight_plane, weight_planes
 from minidl.kernels.conv.norms import no_norms
 from minidl.kernels.conv.sizes import NARROW
 from minidl.kernels.conv.transforms import (
@@ -54,7 +54,7 @@ STRIDE2 = [STRIDE2_3X3, STRIDE2_4X4]
 LIMITS = dict.fromkeys([*FORMS, *LINES, *STRIDE2], 1e-5) | {
     F4X4_3X3: 3e-5, F2X2_3X3: 5e-6, F2X2_7X7: 2e-5, F1X4_1X7: 2e-5, F4X1_7X1: 2e-5,  # float32, of the largest element
 }  # fmt: skip
-Options = tuple[tuple[int, int], tuple[int, int]]  # padding, dilation
+Options = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # stride, padding, dilation
 GEOMETRIES = [  # N, H, W, C, O, padding and, if it is not 1, dilation
     (1, 5, 7, 1, 1, (1, 0)),
     (2, 9, 6, 3, 5, (0, 0)),
@@ -92,20 +92,30 @@ STRIDED = [  # N, H, W, C, O, padding, dilation, groups
     (3, 18, 17, 16, 32, (0, 2), (1, 1), 1),  # even paddings
     (16, 16, 16, 128, 130, (1, 1), (1, 1), 1),  # one sum of dweight, outputs that do not fill vectors
 ]
-PIECES = [  # form, taps, and N, H, W, C, O, padding and, if it is not 1, dilation
-    (F4X4_3X3, (2, 3), (3, 7, 9, 17, 33, (1, 1))),
-    (F4X4_3X3, (3, 5), (2, 14, 13, 40, 16, (1, 2))),
-    (F4X4_3X3, (5, 3), (2, 9, 6, 3, 5, (2, 1))),
-    (F4X4_3X3, (6, 6), (1, 5, 7, 16, 3, (3, 2))),
-    (F4X4_3X3, (6, 6), (16, 16, 16, 16, 16, (2, 3))),  # several partial sums of dweight
-    (F4X4_3X3, (9, 8), (2, 12, 11, 24, 24, (4, 4))),
-    (F4X4_3X3, (4, 7), (2, 13, 17, 17, 33, (2, 3), (2, 3))),
-    (F4X4_3X3, (6, 5), (1, 7, 9, 128, 256, (1, 1))),  # few tiles: the threads divide the outputs, not the tiles
-    (F4X4_3X3, (3, 6), (4, 24, 24, 96, 128, (1, 1))),  # one sum of dweight, several groups of tiles
-    (F1X4_1X5, (1, 9), (2, 5, 33, 24, 40, (0, 4))),
-    (F1X4_1X5, (1, 4), (2, 5, 33, 40, 41, (0, 2))),
-    (F4X1_5X1, (8, 1), (3, 21, 5, 19, 24, (3, 0))),
-    (F4X1_7X1, (13, 1), (2, 17, 9, 16, 16, (6, 2), (2, 1))),
+PIECES = [  # form, taps and stride, and N, H, W, C, O, padding and, if it is not 1, dilation
+    (F4X4_3X3, (2, 3, 1, 1), (3, 7, 9, 17, 33, (1, 1))),
+    (F4X4_3X3, (3, 5, 1, 1), (2, 14, 13, 40, 16, (1, 2))),
+    (F4X4_3X3, (5, 3, 1, 1), (2, 9, 6, 3, 5, (2, 1))),
+    (F4X4_3X3, (6, 6, 1, 1), (1, 5, 7, 16, 3, (3, 2))),
+    (F4X4_3X3, (6, 6, 1, 1), (16, 16, 16, 16, 16, (2, 3))),  # several partial sums of dweight
+    (F4X4_3X3, (9, 8, 1, 1), (2, 12, 11, 24, 24, (4, 4))),
+    (F4X4_3X3, (4, 7, 1, 1), (2, 13, 17, 17, 33, (2, 3), (2, 3))),
+    (F4X4_3X3, (6, 5, 1, 1), (1, 7, 9, 128, 256, (1, 1))),  # few tiles: the threads divide the outputs, not the tiles
+    (F4X4_3X3, (3, 6, 1, 1), (4, 24, 24, 96, 128, (1, 1))),  # one sum of dweight, several groups of tiles
+    (F1X4_1X5, (1, 9, 1, 1), (2, 5, 33, 24, 40, (0, 4))),
+    (F1X4_1X5, (1, 4, 1, 1), (2, 5, 33, 40, 41, (0, 2))),
+    (F4X1_5X1, (8, 1, 1, 1), (3, 21, 5, 19, 24, (3, 0))),
+    (F4X1_7X1, (13, 1, 1, 1), (2, 17, 9, 16, 16, (6, 2), (2, 1))),
+    (F4X4_3X3, (5, 5, 2, 2), (2, 14, 13, 40, 16, (2, 2))),
+    (F4X4_3X3, (5, 5, 2, 2), (16, 32, 31, 16, 16, (2, 1))),  # several partial sums of dweight
+    (F4X4_3X3, (7, 7, 2, 2), (1, 15, 16, 17, 33, (3, 3))),  # a phase with an incomplete block, and one without taps
+    (F3X3_4X4, (7, 7, 2, 2), (2, 15, 16, 16, 24, (3, 4))),
+    (F3X3_4X4, (8, 8, 4, 4), (2, 33, 30, 16, 9, (2, 2))),
+    (F4X4_3X3, (3, 6, 1, 3), (2, 9, 19, 12, 20, (0, 2))),
+    (F4X4_3X3, (2, 5, 3, 2), (2, 17, 19, 12, 20, (1, 2))),  # some rows are never read
+    (F4X4_3X3, (6, 6, 2, 2), (2, 24, 24, 96, 128, (2, 2))),  # one sum of dweight, several groups of tiles
+    (F1X4_1X3, (1, 5, 1, 2), (3, 5, 33, 24, 40, (0, 2))),
+    (F4X1_5X1, (9, 1, 2, 2), (3, 21, 5, 19, 24, (4, 0))),
 ]
 WIDE = [  # 5 x 5 and 7 x 7 layers whose errors would exceed LIMITS if all products were added up in a single sum
     (2, 7, 7, 512, 512, (2, 2)),
@@ -183,22 +193,23 @@ def test_planes_with_the_same_weights_share_a_plane_of_u(form: int) -> None:
             assert same == (plane == found[other])
 
 
-def inputs(form: int, geometry: Any, dtype: str, kernel: tuple[int, int] | None = None) -> tuple[Arrays, Options]:
+def inputs(form: int, geometry: Any, dtype: str, kernel: Kernel | None = None) -> tuple[Arrays, Options]:
     n, height, width, channels, outputs, padding, dilation, groups = geometry + ((1, 1), 1)[len(geometry) - 6 :]
-    (kh, kw), (stride, _) = kernel or tile_of(form)[1], stride_of(form)
+    kh, kw, *stride = kernel or (*tile_of(form)[1], *stride_of(form))
     rng = np.random.default_rng(0)
     high, wide = height + 2 * padding[0], width + 2 * padding[1]
-    out = (high - dilation[0] * (kh - 1) - 1) // stride + 1, (wide - dilation[1] * (kw - 1) - 1) // stride + 1
+    out = (high - dilation[0] * (kh - 1) - 1) // stride[0] + 1, (wide - dilation[1] * (kw - 1) - 1) // stride[1] + 1
     shapes = dict(x=(n, height, width, channels), weight=(kh, kw, channels // groups, outputs), dy=(n, *out, outputs),
                   bias=(outputs,), scale=(outputs,), shift=(outputs,), shortcut=(n, *out, outputs))  # fmt: skip
-    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}, (padding, dilation)
+    arrays = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+    return arrays, ((stride[0], stride[1]), padding, dilation)
 
 
 def computed(form: int, a: Arrays, options: Options, finish: bool) -> Arrays:
     shapes = a["x"].shape, a["weight"].shape
     y, dx, dweight = np.full_like(a["dy"], np.nan), np.full_like(a["x"], np.nan), np.full_like(a["weight"], np.nan)
 
-    def scratch(size: Any, form: int = form) -> np.ndarray:
+    def scratch(size: Any) -> np.ndarray:
         return np.full(size(form, *shapes, *options), np.nan, y.dtype)
 
     names, none = ("bias", "scale", "shift", "shortcut"), a["bias"][:0]
@@ -208,11 +219,13 @@ def computed(form: int, a: Arrays, options: Options, finish: bool) -> Arrays:
     winograd.forward(form, a["x"], a["weight"], *end, finish, *options, none, memory, y, norms)
     memory = scratch(winograd_gradient.backward_weight_scratch)
     winograd_gradient.backward_weight(form, a["x"], a["dy"], *options, norms.before, memory, dweight)
-    of_dx, (padding, _) = form_of_dx(form), options
-    if of_dx != form and (padding[0] % 2 == 0 or padding[1] % 2 == 0):  # no form of dx
+    of_dx, (stride, padding, dilation) = form_of_dx(form), options
+    even = padding[0] % 2 == 0 or padding[1] % 2 == 0
+    if even if of_dx != form else stride != (1, 1):  # no form of dx
         return dict(y=y, dweight=dweight)
-    memory, shortcut = scratch(winograd.backward_input_scratch, of_dx), a["x"].reshape(-1) if finish else none
-    winograd.backward_input(of_dx, a["dy"], a["weight"], shortcut, *options, memory, dx, norms)
+    memory = np.full(winograd.backward_input_scratch(of_dx, *shapes, padding, dilation), np.nan, y.dtype)
+    shortcut = a["x"].reshape(-1) if finish else none
+    winograd.backward_input(of_dx, a["dy"], a["weight"], shortcut, padding, dilation, memory, dx, norms)
     return dict(y=y, dx=dx, dweight=dweight)
 
 
@@ -220,7 +233,7 @@ def expected(form: int, a: Arrays, options: Options, finish: bool) -> Arrays:
     x = torch.from_numpy(a["x"]).double().permute(0, 3, 1, 2).requires_grad_()
     weight = torch.from_numpy(a["weight"]).double().permute(3, 2, 0, 1).requires_grad_()
     groups = x.shape[1] // weight.shape[1]
-    y = torch.nn.functional.conv2d(x, weight, None, stride_of(form), *options, groups)
+    y = torch.nn.functional.conv2d(x, weight, None, *options, groups)
     y.backward(torch.from_numpy(a["dy"]).double().permute(0, 3, 1, 2))
     out = y.detach().permute(0, 2, 3, 1).numpy()
     if finish:
@@ -240,7 +253,7 @@ def test_agrees_with_float64(form: int, geometry: Any, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("form", "kernel", "geometry"), PIECES, ids=str)
 def test_a_kernel_in_pieces_agrees_with_float64(
-    form: int, kernel: tuple[int, int], geometry: Any, dtype: str
+    form: int, kernel: Kernel, geometry: Any, dtype: str
 ) -> None:
     check_agreement(form, *inputs(form, geometry, dtype, kernel))
 
@@ -286,7 +299,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(form: int, geometry: Any) -
 @pytest.mark.skipif(numba.get_num_threads() < 2, reason="needs two cores")
 @pytest.mark.parametrize(("form", "kernel", "geometry"), PIECES[4::2], ids=str)
 def test_bits_of_pieces_do_not_depend_on_the_number_of_threads(
-    form: int, kernel: tuple[int, int], geometry: Any
+    form: int, kernel: Kernel, geometry: Any
 ) -> None:
     check_threads(form, *inputs(form, geometry, "float32", kernel))
 
@@ -334,6 +347,16 @@ def test_the_rule_that_selects_a_form() -> None:
         assert winograd_form((32, 32), (1, length), 64, 64, one, one, 1) == form
     for kernel in ((2, 3), (3, 5), (6, 6), (11, 11)):
         assert winograd_form((32, 32), kernel, 16, 16, one, one, 1) == F4X4_3X3
+    assert winograd_form((15, 15), (8, 8), 16, 16, one, one, 1) == F3X3_4X4
+    for kernel, stride, form in (
+        (five, (2, 2), F4X4_3X3),
+        ((7, 7), (2, 2), F3X3_4X4),
+        (three, (1, 2), F4X4_3X3),
+        ((8, 8), (4, 4), F4X4_3X3),
+        ((1, 5), (2, 2), F1X4_1X3),
+    ):
+        assert winograd_form((15, 16), kernel, 32, 32, stride, one, 1) == form
+        assert input_form(9, (31, 32), kernel, 32, 32, stride, one, one, 1) == DIRECT
     two = (2, 2)
     assert winograd_form((32, 32), two, 16, 16, one, one, 1) == F5X5_2X2
     assert winograd_form((32, 32), (4, 4), 16, 16, one, one, 1) == F3X3_4X4
@@ -360,9 +383,9 @@ def test_the_rule_that_selects_a_form() -> None:
         ((1, 1), 64, one, 1),
         ((2, 1), 128, one, 1),
         ((6, 6), 15, one, 1),
+        ((7, 1), 64, (4, 4), 1),  # four phases with one or two taps
+        ((5, 5), 64, (2, 2), 2),
         ((3, 5), 64, one, 2),
-        ((5, 3), 64, (2, 2), 1),
-        ((7, 1), 64, (2, 1), 1),
         ((7, 1), 64, one, 2),
     ):
         assert winograd_form((16, 16), kernel, channels, 64, stride, one, groups) == DIRECT
@@ -370,15 +393,12 @@ def test_the_rule_that_selects_a_form() -> None:
     for out, kernel, channels, stride, dilation, groups in (
         ((32, 32), three, 7, one, one, 1),
         ((14, 14), five, 5, one, one, 1),
-        ((32, 32), three, 16, (2, 1), one, 1),
         ((16, 16), three, 15, (2, 2), one, 1),
         ((16, 16), three, 23, (2, 2), one, 1),
         ((16, 16), three, 64, (2, 2), one, 2),
         ((16, 16), three, 16, (2, 2), (2, 2), 1),
         ((7, 7), three, 64, (2, 2), one, 1),  # four tiles of 4 x 4 outputs: too many multiplications
         ((16, 16), (2, 2), 64, (2, 2), one, 1),
-        ((16, 16), five, 64, (2, 2), one, 1),
-        ((16, 16), (7, 7), 64, (2, 2), one, 1),
         ((16, 16), (7, 7), 15, one, one, 1),
         ((16, 16), three, 16, (3, 3), one, 1),
         ((32, 32), three, 16, one, (16, 32), 1),

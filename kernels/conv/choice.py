@@ -121,12 +121,15 @@ def input_form(
     groups: int,
 ) -> int:  # fmt: skip
     """Return the form of dx, or DIRECT: dy has `channels` channels, dx has `outputs` channels, and out = (H, W)."""
-    if stride != (2, 2):
+    if stride == (1, 1):
         return gradient_form(images, out, kernel, channels, outputs, stride, dilation, groups)
+    if stride != (2, 2) or (kernel != (3, 3) and kernel != (4, 4)):
+        return DIRECT
     if padding[0] % 2 == 0 or padding[1] % 2 == 0:  # the matrices are for odd paddings
         return DIRECT
     half = (out[0] + 1) // 2, (out[1] + 1) // 2
-    return form_of_dx(gradient_form(images, half, kernel, channels, outputs, stride, dilation, groups))
+    form = gradient_form(images, half, kernel, channels, outputs, stride, dilation, groups)
+    return form_of_dx(form) if form >= STRIDE2_3X3 else DIRECT
 
 
 @helper
@@ -156,7 +159,8 @@ def winograd_form(
     r, by_two = max(kernel), stride == (2, 2)
     if min(kernel) == 1:
         return _line_form(out, kernel, channels, outputs, stride, dilation, groups)
-    if kernel[0] != kernel[1] or r == 6 or r > 7:
+    whole = (by_two and (r == 3 or r == 4)) or (stride == (1, 1) and r != 6 and r <= 7)
+    if kernel[0] != kernel[1] or not whole:
         return _form_in_pieces(out, kernel, channels, outputs, stride, dilation, groups)
     least = FEWEST_5X5 if r == 5 else FEWEST_SMALL if r in (2, 7) else FEWEST
     if r == 3 and by_two:
@@ -168,10 +172,7 @@ def winograd_form(
         return DIRECT
     if 1 < groups and channels == outputs == 4 * groups and 4 in NARROW:
         return DIRECT
-    if by_two:
-        if r == 2 or r >= 5 or (r == 3 and groups > 1) or dilation != (1, 1):
-            return DIRECT
-    elif stride != (1, 1):
+    if by_two and ((r == 3 and groups > 1) or dilation != (1, 1)):
         return DIRECT
     # Multiplications for each input channel and output channel: n^2 for each tile
     n = r + 6 if by_two else 8 if r >= 5 else 6
@@ -190,18 +191,25 @@ def winograd_form(
 
 
 @helper
+def _pieces(taps: int, stride: int, r: int) -> int:
+    """Return into how many pieces of r taps a kernel is cut along an axis (`pieces_of` in forms.py)."""
+    return min(taps, stride) * (((taps + stride - 1) // stride + r - 1) // r)
+
+
+@helper
 def _line_form(
     out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
     """Return winograd_form for a kernel that is a line of taps: pieces of 3, 5 or 7 taps with the fewest products."""
     length, across = max(kernel), kernel[0] == 1
-    if length * min(channels, outputs) < FEWEST_TIMES_TAPS or groups > 1 or stride != (1, 1):
+    few = length * min(channels, outputs) < FEWEST_TIMES_TAPS or groups > 1
+    if few or (stride != (1, 1) and dilation != (1, 1)):
         return DIRECT
-    r, each = 3, (length + 2) // 3 * 6  # a tile has 4 outputs, so a piece of r taps has r + 3 products
-    for other in (5, 7):
-        products = (length + other - 1) // other * (other + 3)
-        if products < each:
-            r, each = other, products
+    r, each, step = 0, 0, stride[1] if across else stride[0]
+    for taps in (3, 5, 7):
+        products = _pieces(length, step, taps) * (taps + 3)  # a tile has 4 outputs
+        if r == 0 or products < each:
+            r, each = taps, products
     tiles = tiles_of((1, 4) if across else (4, 1), out[0], out[1], dilation)
     if out[0] * out[1] * length < GAIN * count_of(1, tiles) * each:
         return DIRECT
@@ -213,10 +221,12 @@ def _form_in_pieces(
     out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
     """Return winograd_form for a kernel that is computed as several kernels of 3 x 3 or of 4 x 4 taps."""
-    if min(channels, outputs) < FEWEST_IN_PIECES or groups > 1 or stride != (1, 1):
+    if min(channels, outputs) < FEWEST_IN_PIECES or groups > 1 or (stride != (1, 1) and dilation != (1, 1)):
         return DIRECT
-    three = count_of(1, tiles_of((4, 4), out[0], out[1], dilation)) * ((kernel[0] + 2) // 3 * ((kernel[1] + 2) // 3))
-    four = count_of(1, tiles_of((3, 3), out[0], out[1], dilation)) * ((kernel[0] + 3) // 4 * ((kernel[1] + 3) // 4))
+    three = count_of(1, tiles_of((4, 4), out[0], out[1], dilation))  # tiles; then times pieces
+    three *= _pieces(kernel[0], stride[0], 3) * _pieces(kernel[1], stride[1], 3)
+    four = count_of(1, tiles_of((3, 3), out[0], out[1], dilation))
+    four *= _pieces(kernel[0], stride[0], 4) * _pieces(kernel[1], stride[1], 4)
     if out[0] * out[1] * kernel[0] * kernel[1] < GAIN * min(three, four) * 6**2:
         return DIRECT
     return F4X4_3X3 if three <= four else F3X3_4X4

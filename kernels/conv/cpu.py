@@ -31,7 +31,7 @@ from . import (
 )
 from . import winograd as fast
 from .choice import DIRECT, count_of, gradient_form, input_form, tiles_of, winograd_form
-from .forms import pieces_of, tile_of, uses_blocks
+from .forms import count_of_pieces, kernel_of, tile_of, uses_blocks
 from .norms import no_norms
 from .reference import Pair, Shape, output_size
 from .reference import __all__ as __all__
@@ -48,7 +48,7 @@ def _algorithm(
     """
     if form != DIRECT:
         tiles = count_of(images, tiles_of(tile_of(form)[0], *out, dilation))
-        whole = pieces_of(form, w_shape[:2]) == (1, 1)
+        whole = count_of_pieces(form, kernel_of(form, w_shape[:2], stride)) == 1
         return "large" if whole and uses_blocks(form, channels, outputs, groups, tiles) else "winograd"
     if pointwise.is_product(w_shape, groups, stride, padding):
         return "product"
@@ -102,7 +102,7 @@ def forward_scratch(
     algorithm, form = algorithm_of_y(x_shape, w_shape, groups, stride, padding, dilation, winograd)
     match algorithm:
         case "winograd":
-            return fast.forward_scratch(form, x_shape, w_shape, padding, dilation)
+            return fast.forward_scratch(form, x_shape, w_shape, stride, padding, dilation)
         case "large":
             return winograd_large.forward_scratch(form, x_shape, w_shape, padding, dilation)
         case "product":
@@ -119,7 +119,7 @@ def packed_size(
     algorithm, form = algorithm_of_y(x_shape, w_shape, groups, stride, padding, dilation, winograd)
     match algorithm:
         case "winograd":
-            return fast.packed_size(form, x_shape, w_shape, padding, dilation)
+            return fast.packed_size(form, x_shape, w_shape, stride, padding, dilation)
         case "product":
             return matmul.packed_size(_pixels(x_shape), w_shape[3], x_shape[3])
         case "narrow" | "large":
@@ -152,7 +152,7 @@ def backward_weight_scratch(
     algorithm, form = algorithm_of_dweight(x_shape, w_shape, groups, stride, padding, dilation, winograd)
     match algorithm:
         case "winograd":
-            return winograd_gradient.backward_weight_scratch(form, x_shape, w_shape, padding, dilation)
+            return winograd_gradient.backward_weight_scratch(form, x_shape, w_shape, stride, padding, dilation)
         case "large":
             return winograd_large.backward_weight_scratch(form, x_shape, w_shape, padding, dilation)
         case "product":
@@ -172,7 +172,7 @@ def winograd_forward(
     y: ndarray,
 ) -> None:  # fmt: skip
     form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
-    fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y,
+    fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, stride, padding, dilation, packed, scratch, y,
                  no_norms(scratch))  # fmt: skip
 
 
@@ -303,7 +303,7 @@ def winograd_backward_weight(
 ) -> None:  # fmt: skip
     shape, kernel, none = dy.shape, dweight.shape[:2], scratch[:0].reshape(3, 0)
     form = gradient_form(shape[0], shape[1:3], kernel, x.shape[3], shape[3], stride, dilation, groups)
-    winograd_gradient.backward_weight(form, x, dy, padding, dilation, none, scratch, dweight)
+    winograd_gradient.backward_weight(form, x, dy, stride, padding, dilation, none, scratch, dweight)
 
 
 @jit

@@ -26,6 +26,7 @@ from .choice import (
     STRIDE2_3X3,
     STRIDE2_4X4,
 )
+from .geometry import ceildiv
 from .reference import Pair
 from .sizes import KC_EIGHT, KC_LARGE, LARGE_U, LEAST_OUTPUTS, MOST_IN_ONE_GO, U_PER_TILE
 from .transforms import (
@@ -46,6 +47,8 @@ from .transforms import (
     strided,
     transposed,
 )
+
+Kernel = tuple[int, int, int, int]  # height and width in taps, vertical and horizontal stride (kernel_of)
 
 
 def _lengths(both: Both) -> Pair:
@@ -110,24 +113,63 @@ def tile_of(form: int) -> tuple[Pair, Pair, Pair]:
 
 
 @helper
-def pieces_of(form: int, kernel: Pair) -> Pair:
-    """Return how many pieces of r taps a kernel has along both axes. Each piece is a kernel, and y is their sum."""
-    r = _TILES[form][1]
-    return (kernel[0] + r[0] - 1) // r[0], (kernel[1] + r[1] - 1) // r[1]
+def kernel_of(form: int, taps: Pair, stride: Pair) -> Kernel:
+    """Return a layer's taps, and the stride with which a tile reads its window. Some forms have a stride built in."""
+    step = (1, 1) if form >= STRIDE2_3X3 else stride
+    return taps[0], taps[1], step[0], step[1]
 
 
 @helper
-def count_of_pieces(form: int, kernel: Pair) -> int:
+def _blocks_of(form: int, kernel: Kernel) -> Pair:
+    """Return how many blocks of r taps each phase of a kernel has along both axes (pieces_of)."""
+    r = _TILES[form][1]
+    return ceildiv(ceildiv(kernel[0], kernel[2]), r[0]), ceildiv(ceildiv(kernel[1], kernel[3]), r[1])
+
+
+@helper
+def pieces_of(form: int, kernel: Kernel) -> Pair:
+    """Return how many pieces a kernel has along both axes. Each piece is a kernel of r taps, and y is their sum.
+
+    With stride s, an output reads every s-th pixel with every s-th tap, beginning with each of the first s taps. So the
+    taps have s phases along an axis, and each phase has blocks of r taps. The last block may be incomplete.
+    """
+    blocks = _blocks_of(form, kernel)
+    return min(kernel[0], kernel[2]) * blocks[0], min(kernel[1], kernel[3]) * blocks[1]
+
+
+@helper
+def count_of_pieces(form: int, kernel: Kernel) -> int:
     """Return the number of pieces of a kernel."""
     pieces = pieces_of(form, kernel)
     return pieces[0] * pieces[1]
 
 
 @helper
-def padding_of_piece(form: int, kernel: Pair, piece: int, padding: Pair, dilation: Pair) -> Pair:
+def first_tap(form: int, kernel: Kernel, piece: int) -> Pair:
+    """Return the row and the column of the first tap of a piece."""
+    r, blocks, across = _TILES[form][1], _blocks_of(form, kernel), pieces_of(form, kernel)[1]
+    down, right = piece // across, piece % across
+    return (
+        down // blocks[0] + down % blocks[0] * r[0] * kernel[2],
+        right // blocks[1] + right % blocks[1] * r[1] * kernel[3],
+    )
+
+
+@helper
+def rows_and_columns(form: int, kernel: Kernel, piece: int) -> Pair:
+    """Return how many rows and columns of taps a piece has: r, or fewer if the kernel ends. They are not negative."""
+    r, first = _TILES[form][1], first_tap(form, kernel, piece)
+    return (
+        max(0, min(r[0], ceildiv(kernel[0] - first[0], kernel[2]))),
+        max(0, min(r[1], ceildiv(kernel[1] - first[1], kernel[3]))),
+    )
+
+
+@helper
+def padding_of_piece(form: int, kernel: Kernel, piece: int, padding: Pair, dilation: Pair) -> Pair:
     """Return the padding of x for a piece of a kernel: it may be negative."""
-    r, across = _TILES[form][1], pieces_of(form, kernel)[1]
-    return padding[0] - piece // across * r[0] * dilation[0], padding[1] - piece % across * r[1] * dilation[1]
+    first = first_tap(form, kernel, piece)
+    return padding[0] - first[0] * dilation[0], padding[1] - first[1] * dilation[1]
 
 
 @helper

@@ -1,4 +1,4 @@
-"""Transforms of tiles and weights into Winograd's planes and back. winograd.py explains the formulas.
+"""Transforms of tiles into Winograd's planes and back (weights.py: of weights). winograd.py explains the formulas.
 
 An image is cut into tiles of m[0] x m[1] outputs. Each reads a window of inputs, which becomes n[0] x n[1] positions. A
 plane holds one position (i, j) of all transformed tiles, so V and M have n[0] * n[1] planes; U may have fewer. A plane
@@ -10,28 +10,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, helper
 from minidl.kernels.matmul.blocks import LANES, NR
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions, prefetch, prefetch_write
-from minidl.kernels.matmul.pack import pack_columns, pack_rows
 from minidl.kernels.matmul.tile import lanes, line_of
 
 from .choice import Tiles, on_amx
 from .forms import (
-    gather_transform,
     input_transform,
     normalizing_transform,
     output_transform,
-    pieces_of,
     planes_of,
     spread_transform,
     tile_of,
     weight_planes,
-    weight_side,
-    weight_transform,
     window_of,
 )
 from .reference import Pair
@@ -217,14 +211,15 @@ def prefetch_part(numbers: ndarray, place: Range, part: int, count: int, write: 
 
 @apart_jit
 def to_planes(
-    form: int, spread: bool, x: ndarray, tiles: Tiles, padding: Pair, first: int, count: int,
+    form: int, spread: bool, x: ndarray, stride: Pair, tiles: Tiles, padding: Pair, first: int, count: int,
     planes: ndarray, plane: int, block: int, at_tile: int, patch: ndarray, zeros: ndarray, before: ndarray,
 ) -> None:  # fmt: skip
     """Transform `count` tiles of x, beginning with tile `first`, and write them to the planes from row `at_tile` on.
 
-    A tile d becomes BT d B. If `spread`, x is dy, and d becomes A d AT. The layout of a plane is (channels / block,
-    tiles, block). If the channels do not fill whole vectors, each tile is first copied to `patch`. If they do, the
-    pixels can be normalised and rectified as they are read: see Norms (norms.py) for `before`.
+    stride: between neighbouring pixels of a tile (kernel_of). A tile d becomes BT d B. If `spread`, x is dy, and d
+    becomes A d AT. The layout of a plane is (channels / block, tiles, block). If the channels do not fill whole
+    vectors, each tile is first copied to `patch`. If they do, the pixels can be normalised and rectified as they are
+    read: see Norms (norms.py) for `before`.
     """
     m, _, n = tile_of(form)
     height, width, channels = x.shape[1:]
@@ -237,12 +232,13 @@ def to_planes(
     down, across = divmod(place, tiles[1])
     block_step = (plane - LANES) // round_up(channels, block) * block
     through, constants = step != channels, before.reshape(-1)
-    row_step, column_step = tiles[2] * width * channels, tiles[3] * channels
+    apart = stride[0] * tiles[2], stride[1] * tiles[3]  # the pixels of a tile
+    row_step, column_step = apart[0] * width * channels, apart[1] * channels
     source, x_row, x_column = (patch, side[1] * step, step) if through else (pixels, row_step, column_step)
     for t in range(at_tile, at_tile + count):
         whole, row, column = _separate(image, tiles)
-        top, left = row + down * move[0] * tiles[2] - padding[0], column + across * move[1] * tiles[3] - padding[1]
-        rows, columns = _inside(height, top, tiles[2], side[0]), _inside(width, left, tiles[3], side[1])
+        top, left = row + down * move[0] * apart[0] - padding[0], column + across * move[1] * apart[1] - padding[1]
+        rows, columns = _inside(height, top, apart[0], side[0]), _inside(width, left, apart[1], side[1])
         at = ((whole * height + top) * width + left) * channels
         if through:
             _copy_tile(pixels, at, row_step, column_step, channels, rows, columns, patch, x_row)
@@ -312,84 +308,3 @@ def from_planes(
         for i in range(rows if through and columns > 0 else 0):
             _copy_pixels(columns, whole, tail, patch, i * y_row + begin, step,
                          pixels, there + i * row_step + begin, column_step)  # fmt: skip
-
-
-# -- weights --------------------------------------------------------------------------------------------------------
-
-
-@apart_jit
-def weight_to_planes(
-    form: int, weight: ndarray, flip: bool, groups: int, group: int, piece: int, block: int, begin: int, stop: int,
-    u: ndarray, plane: int, rows: int, row: int,
-) -> None:  # fmt: skip
-    """Write G g GT to the planes of u, for a piece of the kernel (forms.py), the outputs [begin, stop) of a group, and
-    one vector of its input channels: vector number `block`. `begin` is a multiple of the panel width.
-
-    A plane of u consists of panels (`rows`, panel width); the channels go to the rows `row`, row + 1, ... With `flip`
-    (for dx), the kernel g is rotated by 180 degrees, and input and output channels are exchanged.
-    """
-    high, wide, inner, total = weight.shape
-    r, across = tile_of(form)[1], pieces_of(form, (high, wide))[1]
-    top, left = piece // across * r[0], piece % across * r[1]
-    incomplete = top + r[0] > high or left + r[1] > wide
-    vector, outer = lanes(weight), total // groups
-    panel_columns, group_at = 2 * vector, group * outer
-    channels = outer if flip else inner
-    first = block * vector
-    count = min(vector, channels - first)
-    # (taps, channels, outputs), and one vector more; taps outside the kernel stay 0
-    patch = np.zeros(r[0] * r[1] * vector * vector + vector, weight.dtype)
-    flat, side = weight.reshape(-1), weight_side(form)
-    for o in range(begin, stop, vector):
-        through = flip or incomplete or o + vector > stop
-        if through:
-            some = min(vector, stop - o)
-            for i in range(top, min(top + r[0], high)):
-                for j in range(left, min(left + r[1], wide)):  # columns beyond `some` may have any values
-                    part, tap = patch[((i - top) * r[1] + j - left) * vector * vector :], i * wide + j
-                    if flip:
-                        corner = ((high * wide - 1 - tap) * inner + o) * total + group_at + first
-                        pack_columns(flat, corner, total, count, some, part, vector)
-                    else:
-                        pack_rows(flat, (tap * inner + first) * total + group_at + o, total, count, some, part, vector)
-        for c in range(count):
-            source, step = flat, inner * total
-            at, line = ((top * wide + left) * inner + first + c) * total + group_at + o, wide * step
-            if through:
-                source, at, line, step = patch, c * vector, r[1] * vector * vector, vector * vector
-            panel = (o - begin) // panel_columns * panel_columns
-            to = panel * rows + (row + c) * panel_columns + o % panel_columns
-            weight_transform(form, source, at, line, step, (0, r[0]), (0, r[1]), u, u, to, side * plane, plane)
-
-
-@apart_jit
-def weight_from_planes(form: int, parts: int, du: ndarray, part: int, plane: int, c: int, dweight: ndarray) -> None:
-    """Compute dweight[:, :, c] = GT dU G, where dU is the sum of the partial sums, added in order.
-
-    dU has a plane for each piece of the kernel (forms.py) and each position.
-    """
-    (high, wide, channels, outputs), (_, r, n) = dweight.shape, tile_of(form)
-    pieces, vector, row = pieces_of(form, (high, wide)), lanes(dweight), row_of(outputs)
-    planes, step, flat = planes_of(form), channels * outputs, dweight.reshape(-1)
-    patch = np.empty(r[0] * r[1] * vector, dweight.dtype)
-    for piece in range(pieces[0] * pieces[1]):
-        for k in range(piece * planes, (piece + 1) * planes):
-            total = du[k * plane + c * row : k * plane + c * row + outputs]
-            for q in range(1, parts):
-                other = du[q * part + k * plane + c * row : q * part + k * plane + c * row + outputs]
-                for o in range(outputs):
-                    total[o] += other[o]
-        top, left = piece // pieces[1] * r[0], piece % pieces[1] * r[1]
-        through = outputs < vector or top + r[0] > high or left + r[1] > wide
-        for begin in range(0, max(outputs, vector), vector):
-            o = max(0, min(begin, outputs - vector))
-            target, at, line, tap = flat, ((top * wide + left) * channels + c) * outputs + o, wide * step, step
-            if through:
-                target, at, line, tap = patch, 0, r[1] * vector, vector
-            gather_transform(form, du, piece * planes * plane + c * row + o, n[1] * plane, plane, (0, n[0]), (0, n[1]),
-                             du, target, at, line, tap)  # fmt: skip
-            if through:
-                for i in range(top, min(top + r[0], high)):
-                    for j in range(left, min(left + r[1], wide)):
-                        for p in range(min(vector, outputs)):
-                            dweight[i, j, c, o + p] = patch[((i - top) * r[1] + j - left) * vector + p]

@@ -31,11 +31,12 @@ from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .choice import SPACED_3X3, Tiles, count_of, on_amx, tiles_of
 from .forms import (
+    Kernel,
     count_of_pieces,
     depth_of_sums,
+    kernel_of,
     padding_of_piece,
     planes_of,
-    stride_of,
     tile_of,
     weight_plane,
     weight_planes,
@@ -53,12 +54,12 @@ from .planes import (
     row_of,
     row_of_pieces,
     to_planes,
-    weight_to_planes,
 )
 from .reference import Pair, output_size
 from .short import MOST_PRODUCTS, short_tile
 from .sizes import EARLY_Y, WINOGRAD_SERIAL
 from .tall import TALL_MR, tall_tile
+from .weights import weight_to_planes
 from .winograd_amx import multiply_plane, split_weight, weight_memory
 
 Shape = tuple[int, int, int, int]
@@ -74,16 +75,16 @@ def zeros_of(form: int, channels: int, outputs: int, dilation: Pair) -> int:
 
 @helper
 def _convolve_sizes(
-    form: int, channels: int, outputs: int, groups: int, pieces: int, tiles: int, dilation: Pair
+    form: int, kernel: Kernel, channels: int, outputs: int, groups: int, tiles: int, dilation: Pair
 ) -> tuple[int, int, int, int, int]:
     """Return five numbers: tiles in a group; sizes of a plane of U, of V and of M; size of a task's memory."""
-    m, planes = tile_of(form)[0], planes_of(form)
+    m, planes, pieces = tile_of(form)[0], planes_of(form), count_of_pieces(form, kernel)
     group = group_of(form, channels, outputs, groups, pieces, tiles)
     u_plane = plane_of(channels * pieces, round_up(outputs // groups, NR))
     v_plane, m_plane = plane_of(group, row_of_pieces(channels, pieces)), plane_of(group, row_of(outputs))
     # A tile, or its outputs and the shortcut.
     patch = max(planes, 2 * m[0] * m[1]) * max(row_of(channels), row_of(outputs))
-    patch += zeros_of(form, channels, outputs, dilation)
+    patch += zeros_of(form, channels, outputs, dilation) * kernel[3]
     least = 0
     # M replaces V. Float64, whose sizes are the same, uses m_plane.
     if on_amx(channels, outputs, groups, pieces, tiles):
@@ -115,7 +116,7 @@ def _multiply_groups(
 
 @apart_jit
 def _convolve_group(
-    form: int, x: ndarray, kernel: Pair, groups: int, tiles: Tiles, padding: Pair, first: int, count: int, more: int,
+    form: int, x: ndarray, kernel: Kernel, groups: int, tiles: Tiles, padding: Pair, first: int, count: int, more: int,
     u: ndarray, u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int,
     begin: int, stop: int, y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
@@ -128,11 +129,12 @@ def _convolve_group(
     v = own[: planes * v_plane]
     products = own[planes * v_plane : planes * (v_plane + m_plane)]
     patch = own[planes * (v_plane + m_plane) :]
-    zeros = own[own.size - zeros_of(form, channels, outputs, tiles[2:]) :]
+    zeros = own[own.size - zeros_of(form, channels, outputs, tiles[2:]) * kernel[3] :]
     zeros[:] = 0
     v_row, m_row = row_of_pieces(channels, pieces), row_of(outputs)
     for piece in range(pieces):
-        to_planes(form, False, x, tiles, padding_of_piece(form, kernel, piece, padding, tiles[2:]), first, count,
+        shifted = padding_of_piece(form, kernel, piece, padding, tiles[2:])
+        to_planes(form, False, x, kernel[2:], tiles, shifted, first, count,
                   v[piece * channels :], v_plane, v_row, 0, patch, zeros, norms.before)  # fmt: skip
     columns, kc = panel_width(x), depth_of_sums(form, deep, outputs, groups)
     total, panels = count_of(x.shape[0], tiles), (outputs + columns - 1) // columns
@@ -195,7 +197,7 @@ def _pixels_above(row: int, m: Pair, tiles: Tiles, y: ndarray) -> int:
 
 
 def adds_up(
-    form: int, images: int, out: Pair, kernel: Pair, channels: int, outputs: int, groups: int, dilation: Pair
+    form: int, images: int, out: Pair, kernel: Kernel, channels: int, outputs: int, groups: int, dilation: Pair
 ) -> bool:
     """Return whether the tasks can add up their outputs for a batch norm: they write successive rows of all outputs."""
     tiles, deep = count_of(images, tiles_of(tile_of(form)[0], *out, dilation)), channels * count_of_pieces(form, kernel)
@@ -204,7 +206,7 @@ def adds_up(
 
 @apart_jit
 def _weight_job(
-    job: int, jobs: int, form: int, weight: ndarray, flip: bool, groups: int, pieces: int, blocks: int, amx: bool,
+    job: int, jobs: int, form: int, weight: ndarray, kernel: Kernel, flip: bool, groups: int, blocks: int, amx: bool,
     u: ndarray, u_plane: int, own: ndarray,
 ) -> None:  # fmt: skip
     """Compute U for the job's share of all blocks of its rows: a vector of a piece's channels or, on AMX, 32 rows.
@@ -213,21 +215,22 @@ def _weight_job(
     """
     inner, outer = weight.shape[2], weight.shape[3] // groups
     channels, outputs = (outer, inner) if flip else (inner, outer)
+    pieces = count_of_pieces(form, kernel)
     each = blocks // pieces  # blocks of a piece
     for number in range(job * groups * blocks // jobs, (job + 1) * groups * blocks // jobs):
         group, block = number // blocks, number % blocks
         if HAS_AMX and amx:  # a constant: without AMX, Numba leaves this branch out
-            split_weight(form, weight, flip, block, u, u_plane, own)
+            split_weight(form, weight, kernel, flip, block, u, u_plane, own)
         else:
             piece, vector = block // each, block % each
-            weight_to_planes(form, weight, flip, groups, group, piece, vector, 0, outputs,
+            weight_to_planes(form, weight, kernel, flip, groups, group, piece, vector, 0, outputs,
                              u[group * channels * round_up(outputs, panel_width(u)) :], u_plane, channels * pieces,
                              piece * channels + vector * lanes(weight))  # fmt: skip
 
 
 @apart_jit
 def _convolve_job(
-    job: int, tasks: int, parts: int, form: int, x: ndarray, kernel: Pair, groups: int, tiles: Tiles, padding: Pair,
+    job: int, tasks: int, parts: int, form: int, x: ndarray, kernel: Kernel, groups: int, tiles: Tiles, padding: Pair,
     group: int, u: ndarray, u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int,
     m_plane: int, y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
@@ -267,7 +270,7 @@ def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs:
 
 @parallel_jit
 def _convolve(
-    form: int, x: ndarray, weight: ndarray, flip: bool, bias: ndarray, scale: ndarray, shift: ndarray,
+    form: int, x: ndarray, weight: ndarray, kernel: Kernel, flip: bool, bias: ndarray, scale: ndarray, shift: ndarray,
     shortcut: ndarray, relu: bool, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
     norms: Norms,
 ) -> None:  # fmt: skip
@@ -275,9 +278,8 @@ def _convolve(
     channels, outputs = x.shape[3], y.shape[3]
     groups, vector = (outputs if flip else channels) // weight.shape[2], lanes(x)
     tiles = tiles_of(tile_of(form)[0], y.shape[1], y.shape[2], dilation)
-    total, kernel = count_of(y.shape[0], tiles), weight.shape[:2]
-    pieces = count_of_pieces(form, kernel)
-    group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, channels, outputs, groups, pieces, total, dilation)
+    total, pieces = count_of(y.shape[0], tiles), count_of_pieces(form, kernel)
+    group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, kernel, channels, outputs, groups, total, dilation)
     memory = aligned(scratch)
     size = weight_planes(form) * u_plane
     u, rest = aligned(packed if packed.size else scratch)[:size], memory[size:]
@@ -291,7 +293,7 @@ def _convolve(
     parts = jobs if divides_outputs(form, channels * pieces, outputs, groups, total) else 1
     if jobs == 1:  # without a parallel loop, no other thread has to wake up
         if first_step == 0:
-            _weight_job(0, 1, form, weight, flip, groups, pieces, blocks, amx, u, u_plane, rest)
+            _weight_job(0, 1, form, weight, kernel, flip, groups, blocks, amx, u, u_plane, rest)
         _convolve_job(0, 1, 1, form, x, kernel, groups, tiles, padding, group, u, u_plane, finish, end, shortcut, rest,
                       v_plane, m_plane, y, norms)  # fmt: skip
         first_step = 2
@@ -300,7 +302,7 @@ def _convolve(
             q = np.int64(job)  # a prange index is unsigned: Numba would compute unsigned + signed in float64
             own = rest[q * each : (q + 1) * each]
             if step == 0:
-                _weight_job(q, jobs, form, weight, flip, groups, pieces, blocks, amx, u, u_plane, own)
+                _weight_job(q, jobs, form, weight, kernel, flip, groups, blocks, amx, u, u_plane, own)
             else:
                 _convolve_job(q, jobs // parts, parts, form, x, kernel, groups, tiles, padding, group, u, u_plane,
                               finish, end, shortcut, own, v_plane, m_plane, y, norms)  # fmt: skip
@@ -312,7 +314,7 @@ def _convolve(
 @register_jitable(inline="always")  # Numba copies this call into cpu.py's function, and compiles no function for it
 def forward(
     form: int, x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray,
-    relu: bool, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
+    relu: bool, stride: Pair, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
     norms: Norms,
 ) -> None:  # fmt: skip
     """Compute y (N, Ho, Wo, O) = conv(x, weight) [+ bias] [* scale + shift] [+ shortcut] [relu].
@@ -320,7 +322,9 @@ def forward(
     bias, scale, shift: (O,) or of size 0; shortcut: a vector with the layout of y, or of size 0; packed: of size 0, or
     memory for U (see reference.py); norms.before and norms.sums may be used
     """
-    _convolve(form, x, weight, False, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y, norms)
+    kernel = kernel_of(form, weight.shape[:2], stride)
+    _convolve(form, x, weight, kernel, False, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y,
+              norms)  # fmt: skip
 
 
 @helper
@@ -337,41 +341,43 @@ def backward_input(
 ) -> None:  # fmt: skip
     """Compute dx (N, H, W, C) [+ shortcut] from dy (N, Ho, Wo, O). norms.before must be of size 0."""
     none, flipped = scratch[:0], padding_of_dx(form, weight.shape[:2], padding, dilation)
-    _convolve(form, dy, weight, True, none, none, none, shortcut, False, flipped, dilation, none, scratch, dx,
+    kernel = kernel_of(form, weight.shape[:2], (1, 1))
+    _convolve(form, dy, weight, kernel, True, none, none, none, shortcut, False, flipped, dilation, none, scratch, dx,
               norms)  # fmt: skip
 
 
 def _convolve_scratch(
-    form: int, channels: int, outputs: int, groups: int, pieces: int, images: int, out: Pair, dilation: Pair
+    form: int, kernel: Kernel, channels: int, outputs: int, groups: int, images: int, out: Pair, dilation: Pair
 ) -> int:
     tiles = tiles_of(tile_of(form)[0], *out, dilation)
     total = count_of(images, tiles)
-    group, u_plane, _, _, each = _convolve_sizes(form, channels, outputs, groups, pieces, total, dilation)
+    group, u_plane, _, _, each = _convolve_sizes(form, kernel, channels, outputs, groups, total, dilation)
+    pieces = count_of_pieces(form, kernel)
     divides = divides_outputs(form, channels * pieces, outputs, groups, total)
     jobs = max(1, min(threads(), outputs // NR if divides else -(-total // group)))
     jobs = 1 if planes_of(form) * total * channels * pieces * outputs // groups < WINOGRAD_SERIAL else jobs
     return int(LINE + weight_planes(form) * u_plane + 4 * row_of(outputs) + jobs * each)
 
 
-def packed_size(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
+def packed_size(form: int, x_shape: Shape, w_shape: Shape, stride: Pair, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of forward's `packed`: U, and whether it is there."""
-    out = output_size(x_shape, w_shape, stride_of(form), padding, dilation)
+    out = output_size(x_shape, w_shape, stride, padding, dilation)
     total = count_of(x_shape[0], tiles_of(tile_of(form)[0], *out, dilation))
     groups = x_shape[3] // w_shape[2]
-    pieces = count_of_pieces(form, w_shape[:2])
-    u_plane = _convolve_sizes(form, x_shape[3], w_shape[3], groups, pieces, total, dilation)[1]
+    kernel = kernel_of(form, w_shape[:2], stride)
+    u_plane = _convolve_sizes(form, kernel, x_shape[3], w_shape[3], groups, total, dilation)[1]
     return int(LINE + weight_planes(form) * u_plane + 1)
 
 
-def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
+def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, stride: Pair, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of forward's scratch."""
-    out = output_size(x_shape, w_shape, stride_of(form), padding, dilation)
+    out = output_size(x_shape, w_shape, stride, padding, dilation)
     groups = x_shape[3] // w_shape[2]
-    pieces = count_of_pieces(form, w_shape[:2])
-    return _convolve_scratch(form, x_shape[3], w_shape[3], groups, pieces, x_shape[0], out, dilation)
+    kernel = kernel_of(form, w_shape[:2], stride)
+    return _convolve_scratch(form, kernel, x_shape[3], w_shape[3], groups, x_shape[0], out, dilation)
 
 
 def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
     """Return the number of elements of backward_input's scratch."""
-    groups, pieces = x_shape[3] // w_shape[2], count_of_pieces(form, w_shape[:2])
-    return _convolve_scratch(form, w_shape[3], x_shape[3], groups, pieces, x_shape[0], x_shape[1:3], dilation)
+    groups, kernel = x_shape[3] // w_shape[2], kernel_of(form, w_shape[:2], (1, 1))
+    return _convolve_scratch(form, kernel, w_shape[3], x_shape[3], groups, x_shape[0], x_shape[1:3], dilation)

@@ -18,11 +18,12 @@ from minidl.kernels.matmul.product import product_panel, tile_columns
 from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .choice import Tiles, count_of, tiles_of
-from .forms import count_of_pieces, has_eight_points, padding_of_piece, planes_of, stride_of, tile_of
-from .planes import Range, pixels_of, plane_of, prefetch_part, round_up, row_of, to_planes, weight_from_planes
+from .forms import Kernel, count_of_pieces, has_eight_points, kernel_of, padding_of_piece, planes_of, tile_of
+from .planes import Range, pixels_of, plane_of, prefetch_part, round_up, row_of, to_planes
 from .reference import Pair, output_size
 from .sizes import TILES_EIGHT
 from .tall import TALL_MR, tall_tile_side_by_side
+from .weights import weight_from_planes
 from .winograd import Shape, zeros_of
 
 
@@ -43,7 +44,7 @@ def _column(channel: int, block: int, tiles: int) -> int:
 
 @helper
 def gradient_sizes(
-    form: int, channels: int, outputs: int, groups: int, pieces: int, tiles: int, dilation: Pair
+    form: int, kernel: Kernel, channels: int, outputs: int, groups: int, tiles: int, dilation: Pair
 ) -> tuple[int, int, int, int, int, int]:
     """Return six numbers: partial sums; tiles in a group; sizes of a plane of dU, of V and of D; size of a patch.
 
@@ -53,7 +54,7 @@ def gradient_sizes(
     on the number of threads.
     """
     planes, inner, tiles = planes_of(form), channels // groups, max(1, tiles)
-    weights = pieces * inner * outputs  # the numbers of dU, divided by the planes
+    weights = count_of_pieces(form, kernel) * inner * outputs  # the numbers of dU, divided by the planes
     many = planes > 64  # V and D of a tile need more memory
     group, parts = 32 if many else 64, 8 if planes * weights <= 2**16 else 4
     if weights > (4096 if many else 8192) or tiles < group * parts:
@@ -63,14 +64,15 @@ def gradient_sizes(
     du_plane = plane_of(inner, row_of(outputs))
     v_plane = plane_of(group, round_up(channels, _block(channels, groups)))
     d_plane = plane_of(group, round_up(outputs, _block(outputs, groups)))
-    patch = planes * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation)
+    patch = planes * max(row_of(channels), row_of(outputs)) + zeros_of(form, channels, outputs, dilation) * kernel[3]
     return parts, group, du_plane, v_plane, d_plane, patch
 
 
 @apart_jit
 def _gradient_tiles(
-    form: int, x: ndarray, dy: ndarray, groups: int, tiles: Tiles, padding: Pair, first: int, count: int,
-    at_tile: int, spreads: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray, before: ndarray,
+    form: int, x: ndarray, dy: ndarray, kernel: Kernel, groups: int, tiles: Tiles, padding: Pair, first: int,
+    count: int, at_tile: int, spreads: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray,
+    before: ndarray,
 ) -> None:  # fmt: skip
     """Transform `count` tiles, beginning with tile `first`, and write V and, if `spreads`, D to the planes from row
     `at_tile` on.
@@ -79,12 +81,13 @@ def _gradient_tiles(
     """
     planes, channels, outputs = planes_of(form), x.shape[3], dy.shape[3]
     row, none = max(row_of(channels), row_of(outputs)), before[:0]
-    patch, zeros = own[: planes * row], own[planes * row :][: zeros_of(form, channels, outputs, tiles[2:])]
+    patch, zeros = own[: planes * row], own[planes * row :][: zeros_of(form, channels, outputs, tiles[2:]) * kernel[3]]
     zeros[:] = 0
     v_block, d_block = _block(channels, groups), _block(outputs, groups)
-    to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_block, at_tile, patch, zeros, before)
+    to_planes(form, False, x, kernel[2:], tiles, padding, first, count, v, v_plane, v_block, at_tile, patch, zeros,
+              before)  # fmt: skip
     if spreads:
-        to_planes(form, True, dy, tiles, (0, 0), first, count, d, d_plane, d_block, at_tile, patch, zeros, none)
+        to_planes(form, True, dy, (1, 1), tiles, (0, 0), first, count, d, d_plane, d_block, at_tile, patch, zeros, none)
 
 
 @helper
@@ -158,7 +161,7 @@ def _gradient_products(
 
 @apart_jit
 def _gradient_part(
-    form: int, x: ndarray, dy: ndarray, kernel: Pair, groups: int, tiles: Tiles, padding: Pair, begin: int, end: int,
+    form: int, x: ndarray, dy: ndarray, kernel: Kernel, groups: int, tiles: Tiles, padding: Pair, begin: int, end: int,
     group: int, own: ndarray, v_plane: int, d_plane: int, du: ndarray, du_plane: int, before: ndarray,
 ) -> None:  # fmt: skip
     """Compute one partial sum of all planes: du[k] = V[k]^T @ D[k] for the tiles `begin` to `end` - 1.
@@ -175,8 +178,8 @@ def _gradient_part(
         count = min(group, end - first)
         for piece in range(pieces):
             shift = padding_of_piece(form, kernel, piece, padding, tiles[2:])
-            _gradient_tiles(form, x, dy, groups, tiles, shift, first, count, 0, piece == 0, v, v_plane, d, d_plane,
-                            patch, before)  # fmt: skip
+            _gradient_tiles(form, x, dy, kernel, groups, tiles, shift, first, count, 0, piece == 0, v, v_plane, d,
+                            d_plane, patch, before)  # fmt: skip
             more = min(group, end - first - count) if piece == pieces - 1 else 0
             x_next = pixels_of(x, first + count, more, total, above, parts)
             dy_next = pixels_of(dy, first + count, more, total, 0, parts)
@@ -186,7 +189,7 @@ def _gradient_part(
 
 @parallel_jit
 def backward_weight(
-    form: int, x: ndarray, dy: ndarray, padding: Pair, dilation: Pair, before: ndarray, scratch: ndarray,
+    form: int, x: ndarray, dy: ndarray, stride: Pair, padding: Pair, dilation: Pair, before: ndarray, scratch: ndarray,
     dweight: ndarray,
 ) -> None:  # fmt: skip
     """Compute dweight (kh, kw, C / groups, O) from x (N, H, W, C) and dy (N, Ho, Wo, O). before: as in `forward`."""
@@ -197,10 +200,10 @@ def backward_weight(
     if total == 0:
         dweight[:] = 0
         return
-    kernel = dweight.shape[:2]
+    kernel = kernel_of(form, dweight.shape[:2], stride)
     pieces = count_of_pieces(form, kernel)
     parts, group, du_plane, v_plane, d_plane, each = gradient_sizes(
-        form, channels, outputs, groups, pieces, total, dilation)  # fmt: skip
+        form, kernel, channels, outputs, groups, total, dilation)  # fmt: skip
     part, pair = pieces * planes * du_plane, planes * (v_plane + d_plane)
     memory = aligned(scratch)
     du, shared = memory[: parts * part], memory[parts * part :]  # shared: V and D for all tasks if parts == 1
@@ -219,7 +222,7 @@ def backward_weight(
         for job in prange(jobs):
             t = np.int64(job)  # see _convolve
             if end:
-                weight_from_planes(form, parts, du, part, du_plane, t, dweight)
+                weight_from_planes(form, kernel, parts, du, part, du_plane, t, dweight)
             elif parts > 1:
                 for q in range(t * parts // tasks, (t + 1) * parts // tasks):
                     _gradient_part(form, x, dy, kernel, groups, tiles, padding, q * total // parts,
@@ -227,9 +230,10 @@ def backward_weight(
                                    du[q * part : (q + 1) * part], du_plane, before)  # fmt: skip
             elif transform:
                 begin, shift = t * count // tasks, padding_of_piece(form, kernel, piece, padding, dilation)
-                _gradient_tiles(form, x, dy, groups, tiles, shift, first + begin, (t + 1) * count // tasks - begin,
-                                begin, piece == 0, shared, v_plane, shared[planes * v_plane :], d_plane,
-                                own[t * each : (t + 1) * each], before)  # fmt: skip
+                _gradient_tiles(form, x, dy, kernel, groups, tiles, shift, first + begin,
+                                (t + 1) * count // tasks - begin, begin, piece == 0, shared, v_plane,
+                                shared[planes * v_plane :], d_plane, own[t * each : (t + 1) * each],
+                                before)  # fmt: skip
             else:
                 begin, stop, d = t * planes // tasks, (t + 1) * planes // tasks, shared[planes * v_plane :]
                 nothing = 0, 0, 0  # to prefetch: it is not known which thread will read the next tiles
@@ -238,14 +242,17 @@ def backward_weight(
                                    shared, v_plane, d, d_plane, du[piece * planes * du_plane :], du_plane)  # fmt: skip
 
 
-def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
+def backward_weight_scratch(
+    form: int, x_shape: Shape, w_shape: Shape, stride: Pair, padding: Pair, dilation: Pair
+) -> int:
     """Return the number of elements of backward_weight's scratch."""
-    out = output_size(x_shape, w_shape, stride_of(form), padding, dilation)
+    out = output_size(x_shape, w_shape, stride, padding, dilation)
     planes, total = planes_of(form), count_of(x_shape[0], tiles_of(tile_of(form)[0], *out, dilation))
     groups = x_shape[3] // w_shape[2]
-    pieces = count_of_pieces(form, w_shape[:2])
+    kernel = kernel_of(form, w_shape[:2], stride)
+    pieces = count_of_pieces(form, kernel)
     parts, _, du_plane, v_plane, d_plane, each = gradient_sizes(
-        form, x_shape[3], w_shape[3], groups, pieces, total, dilation)  # fmt: skip
+        form, kernel, x_shape[3], w_shape[3], groups, total, dilation)  # fmt: skip
     pair = planes * (v_plane + d_plane)
     tasks = max(1, min(threads(), parts if parts > 1 else planes))
     own = tasks * (pair + each) if parts > 1 else pair + tasks * each

@@ -34,6 +34,7 @@ from .forms import (
     depth_of_sums,
     gather_transform,
     has_eight_points,
+    kernel_of,
     planes_of,
     stride_of,
     tile_of,
@@ -41,9 +42,10 @@ from .forms import (
     weight_planes,
 )
 from .geometry import ceildiv
-from .planes import from_planes, plane_of, round_up, row_of, to_planes, weight_to_planes
+from .planes import from_planes, plane_of, round_up, row_of, to_planes
 from .reference import Pair, output_size
 from .sizes import KC_LARGE, TILES_EIGHT
+from .weights import weight_to_planes
 from .winograd import Shape, fill_end, padding_of_dx, zeros_of
 from .winograd_gradient import gradient_sizes
 
@@ -80,13 +82,15 @@ def _panel_job(
     channels, count = weight.shape[3] if flip else weight.shape[2], count_of(y.shape[0], tiles)
     kc = depth_of_sums(form, channels, outputs, 1)
     row = width_of(outputs, kc)
+    kernel = kernel_of(form, weight.shape[:2], (1, 1))
     begin, stop = panel * row, min(outputs, (panel + 1) * row)
     u, products = own, own[weight_planes(form) * u_plane :]
     patch = products[planes * m_plane :]
     for c in range(0, channels, kc):
         deep = min(kc, channels - c)
         for block in range(c // vector, ceildiv(c + deep, vector)):
-            weight_to_planes(form, weight, flip, 1, 0, 0, block, begin, stop, u, u_plane, deep, block * vector - c)
+            weight_to_planes(form, weight, kernel, flip, 1, 0, 0, block, begin, stop, u, u_plane, deep,
+                             block * vector - c)  # fmt: skip
         for k in range(planes):
             u_at, v_at = weight_plane(form, k) * u_plane, k * v_plane + c * count
             o = 0
@@ -109,7 +113,7 @@ def _tiles_job(
     size = zeros_of(form, x.shape[3], outputs, tiles[2:])
     zeros, patch = own[:size], own[size:]
     zeros[:] = 0
-    to_planes(form, spread, x, tiles, padding, first, last - first, v, v_plane, block, first, patch, zeros,
+    to_planes(form, spread, x, (1, 1), tiles, padding, first, last - first, v, v_plane, block, first, patch, zeros,
               zeros[:0].reshape(0, 1))  # fmt: skip
 
 
@@ -242,7 +246,9 @@ def backward_weight(
     v, d = memory[: planes * v_plane], memory[planes * v_plane : planes * (v_plane + d_plane)]
     rest = memory[planes * (v_plane + d_plane) :]
     tasks, jobs = rest.size // each, ceildiv(channels, DEEP) * ceildiv(outputs, width_of(outputs, DEEP))
-    kc = TILES_EIGHT if has_eight_points(form) else gradient_sizes(form, channels, outputs, 1, 1, count, dilation)[1]
+    kernel = kernel_of(form, dweight.shape[:2], (1, 1))
+    group = gradient_sizes(form, kernel, channels, outputs, 1, count, dilation)[1]
+    kc = TILES_EIGHT if has_eight_points(form) else group
     for phase in range(2):
         for task in prange(tasks):
             q = np.int64(task)

@@ -18,6 +18,7 @@ from ..conv import depthwise, depthwise_gradient, direct, pointwise, rectangles,
 from ..conv import winograd as fast
 from ..conv.choice import F4X4_3X3, input_form, winograd_form
 from ..conv.cpu import algorithm_of_dweight, algorithm_of_dx, algorithm_of_y
+from ..conv.forms import kernel_of
 from ..conv.norms import Norms
 from ..conv.reference import Pair, Shape, output_size
 from ..matmul.blocks import LANES
@@ -43,7 +44,8 @@ def adds_up(
         algorithm, form = algorithm_of_dx(x_shape, w_shape, *options, winograd)
         channels, outputs, out = outputs, channels, x_shape[1:3]
     if algorithm == "winograd":
-        return fast.adds_up(form, x_shape[0], out, w_shape[:2], channels, outputs, groups, dilation)
+        kernel = kernel_of(form, w_shape[:2], stride if output == "y" else (1, 1))
+        return fast.adds_up(form, x_shape[0], out, kernel, channels, outputs, groups, dilation)
     if algorithm == "product":
         return pointwise.adds_up(x_shape[0] * out[0] * out[1], channels, outputs)
     return algorithm in ("narrow", "direct") and (output == "y" or stride == (1, 1))
@@ -142,7 +144,8 @@ def winograd_forward(
 ) -> None:  # fmt: skip
     form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
     norms = _of_y(_before(norm_weight, norm_bias, norm_mean, norm_rstd), sums)
-    fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y, norms)
+    fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, stride, padding, dilation, packed, scratch, y,
+                 norms)  # fmt: skip
 
 
 @jit
@@ -259,7 +262,7 @@ def winograd_backward_weight(
     groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
     before = _before(norm_weight, norm_bias, norm_mean, norm_rstd)
-    winograd_gradient.backward_weight(F4X4_3X3, x, dy, padding, dilation, before, scratch, dweight)
+    winograd_gradient.backward_weight(F4X4_3X3, x, dy, stride, padding, dilation, before, scratch, dweight)
 
 
 @jit
