@@ -304,6 +304,19 @@ def test_bits_of_pieces_do_not_depend_on_the_number_of_threads(
     check_threads(form, *inputs(form, geometry, "float32", kernel))
 
 
+@pytest.mark.parametrize(("form", "kernel", "geometry"), PIECES[1::3], ids=str)
+def test_packed_weights_of_pieces_give_the_same_bits(form: int, kernel: Kernel, geometry: Any) -> None:
+    a, options = inputs(form, geometry, "float32", kernel)
+    shapes, none = (a["x"].shape, a["weight"].shape), a["bias"][:0]
+    packed, found = np.zeros(winograd.packed_size(form, *shapes, *options), np.float32), []
+    for some in (none, packed, packed):  # packed: filled by the first call, and read by the second
+        scratch = np.full(winograd.forward_scratch(form, *shapes, *options), np.nan, np.float32)
+        y = np.full_like(a["dy"], np.nan)
+        winograd.forward(form, a["x"], a["weight"], *[none] * 4, False, *options, some, scratch, y, no_norms(none))
+        found.append(y.tobytes())
+    assert len(set(found)) == 1 and packed[-1] == 1
+
+
 def check_threads(form: int, a: Arrays, options: Options) -> None:
     before = numba.get_num_threads()
     try:
@@ -390,6 +403,11 @@ def test_the_rule_that_selects_a_form() -> None:
     ):
         assert winograd_form((16, 16), kernel, channels, 64, stride, one, groups) == DIRECT
     assert winograd_form((16, 2), (1, 7), 64, 64, one, one, 1) == DIRECT  # tiles of four outputs would be half empty
+    large = (6, 6), 256, 256
+    assert winograd_form((8, 8), *large, one, one, 1) == DIRECT  # one image has too few tiles for the size of U
+    assert winograd_form((16, 16), *large, one, one, 1) == F4X4_3X3
+    assert gradient_form(3, (8, 8), *large, one, one, 1) == DIRECT
+    assert gradient_form(4, (8, 8), *large, one, one, 1) == F4X4_3X3
     for out, kernel, channels, stride, dilation, groups in (
         ((32, 32), three, 7, one, one, 1),
         ((14, 14), five, 5, one, one, 1),

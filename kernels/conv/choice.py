@@ -89,6 +89,7 @@ AMX_LEAST_PAIRS, AMX_MOST_PAIRS = 2**11, 2**14  # with more pairs of channels, U
 MANY_PAIRS = 2**17
 FEW_PIXELS, FEW_PIXELS_STRIDED = 48, 256
 FEW_PIXELS_OTHERS, FEW_PIXELS_OTHERS_STRIDED = 192, 768
+LARGE_U_IN_PIECES, FEW_TILES_IN_PIECES = 2**21, 16  # numbers of U and tiles: with fewer tiles, it costs too much
 GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as many multiplications
 
 
@@ -145,7 +146,7 @@ def gradient_form(
         few = FEW_PIXELS_OTHERS_STRIDED if stride == (2, 2) else FEW_PIXELS_OTHERS
     if channels * outputs // groups >= MANY_PAIRS and images * out[0] * out[1] < few:
         return DIRECT
-    return winograd_form(out, kernel, channels, outputs, stride, dilation, groups)
+    return _form(images, out, kernel, channels, outputs, stride, dilation, groups)
 
 
 @helper
@@ -156,19 +157,26 @@ def winograd_form(
 
     x has `channels` channels, y has `outputs` channels, and out = (Ho, Wo).
     """
+    return _form(1, out, kernel, channels, outputs, stride, dilation, groups)
+
+
+@helper
+def _form(
+    images: int, out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
+) -> int:
+    """Return the form for this number of images at least."""
     r, by_two = max(kernel), stride == (2, 2)
     if min(kernel) == 1:
         return _line_form(out, kernel, channels, outputs, stride, dilation, groups)
     whole = (by_two and (r == 3 or r == 4)) or (stride == (1, 1) and r != 6 and r <= 7)
     if kernel[0] != kernel[1] or not whole:
-        return _form_in_pieces(out, kernel, channels, outputs, stride, dilation, groups)
+        return _form_in_pieces(images, out, kernel, channels, outputs, stride, dilation, groups)
     least = FEWEST_5X5 if r == 5 else FEWEST_SMALL if r in (2, 7) else FEWEST
     if r == 3 and by_two:
         least = FEWEST_SMALL if channels % 16 == 0 and outputs % 16 == 0 else FEWEST_STRIDED
     if groups > 1:
         least = max(FEWEST_WITH_GROUPS, FEWEST_IN_GROUP * groups)
-    few = min(channels, outputs) < least or channels * outputs < FEWEST_PAIRS
-    if few:
+    if min(channels, outputs) < least or channels * outputs < FEWEST_PAIRS:
         return DIRECT
     if 1 < groups and channels == outputs == 4 * groups and 4 in NARROW:
         return DIRECT
@@ -200,7 +208,7 @@ def _pieces(taps: int, stride: int, r: int) -> int:
 def _line_form(
     out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
-    """Return winograd_form for a kernel that is a line of taps: pieces of 3, 5 or 7 taps with the fewest products."""
+    """Return _form for a kernel that is a line of taps: pieces of 3, 5 or 7 taps with the fewest products."""
     length, across = max(kernel), kernel[0] == 1
     few = length * min(channels, outputs) < FEWEST_TIMES_TAPS or groups > 1
     if few or (stride != (1, 1) and dilation != (1, 1)):
@@ -218,18 +226,23 @@ def _line_form(
 
 @helper
 def _form_in_pieces(
-    out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
+    images: int, out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
-    """Return winograd_form for a kernel that is computed as several kernels of 3 x 3 or of 4 x 4 taps."""
+    """Return _form for a kernel that is computed as several kernels of 3 x 3 or of 4 x 4 taps."""
     if min(channels, outputs) < FEWEST_IN_PIECES or groups > 1 or (stride != (1, 1) and dilation != (1, 1)):
         return DIRECT
-    three = count_of(1, tiles_of((4, 4), out[0], out[1], dilation))  # tiles; then times pieces
-    three *= _pieces(kernel[0], stride[0], 3) * _pieces(kernel[1], stride[1], 3)
-    four = count_of(1, tiles_of((3, 3), out[0], out[1], dilation))
-    four *= _pieces(kernel[0], stride[0], 4) * _pieces(kernel[1], stride[1], 4)
-    if out[0] * out[1] * kernel[0] * kernel[1] < GAIN * min(three, four) * 6**2:
+    three, tiles_of_three = 1, count_of(1, tiles_of((4, 4), out[0], out[1], dilation))
+    four, tiles_of_four = 1, count_of(1, tiles_of((3, 3), out[0], out[1], dilation))
+    for axis in range(2):
+        three *= _pieces(kernel[axis], stride[axis], 3)
+        four *= _pieces(kernel[axis], stride[axis], 4)
+    form, pieces, tiles = F4X4_3X3, three, tiles_of_three
+    if four * tiles_of_four < three * tiles_of_three:
+        form, pieces, tiles = F3X3_4X4, four, tiles_of_four
+    few = images * tiles < FEW_TILES_IN_PIECES and 6**2 * pieces * channels * outputs >= LARGE_U_IN_PIECES
+    if few or out[0] * out[1] * kernel[0] * kernel[1] < GAIN * 6**2 * pieces * tiles:
         return DIRECT
-    return F4X4_3X3 if three <= four else F3X3_4X4
+    return form
 
 
 @helper
