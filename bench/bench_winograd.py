@@ -153,14 +153,14 @@ def accuracy() -> None:
         images, taps, *padding = shapes
         sizes = (
             winograd.forward_scratch(form, images, taps, steps, *padding),
-            winograd.backward_input_scratch(of_dx, *shapes),
+            winograd.backward_input_scratch(of_dx, images, taps, steps, (1, 1)),
             winograd_gradient.backward_weight_scratch(form, images, taps, steps, *padding),
         )
         scratch = [np.empty(size, np.float32) for size in sizes]
         norms = no_norms(none)
         winograd.forward(form, image, kernel, none, none, none, none, False, steps, pad, (1, 1), none, scratch[0], y,
                          norms)  # fmt: skip
-        winograd.backward_input(of_dx, dy, kernel, none, pad, (1, 1), scratch[1], dx, norms)
+        winograd.backward_input(of_dx, dy, kernel, none, steps, pad, (1, 1), scratch[1], dx, norms)
         winograd_gradient.backward_weight(form, image, dy, steps, pad, (1, 1), norms.before, scratch[2], dw)
         found = (y, dx, dw), _float64(image, kernel, dy, steps[0])
         for kind, ours, exact in zip(PASSES, *found, strict=True):

@@ -154,6 +154,16 @@ def test_a_kernel_in_pieces_has_the_products_of_each_piece() -> None:
         assert traffic.work(name, given, far(given), 2).multiply_adds == 4 * 64 * 8 * 8 * 36 * 64 * 64
 
 
+def test_a_stride_has_the_products_of_each_phase() -> None:
+    """5 x 5 taps with stride 2 are four pieces of y, and one piece of each of four phases of dx."""
+    options = {"groups": 1, "stride": (2, 2), "padding": (2, 2), "dilation": (1, 1), "winograd": True}
+    weight, images = (5, 5, 64, 64), ((64, 32, 32, 64), (64, 16, 16, 64))
+    y = arrays(x=images[0], weight=weight) | options | arrays(y=images[1])
+    dx = arrays(dy=images[1], weight=weight) | options | arrays(dx=images[0])
+    for name, given in (("conv.forward", y), ("conv.backward_input", dx)):
+        assert traffic.work(name, given, far(given), 2).multiply_adds == 4 * 64 * 4 * 4 * 36 * 64 * 64
+
+
 def test_a_large_layer_leaves_its_transformed_weights_in_the_second_level_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -221,11 +221,11 @@ def computed(form: int, a: Arrays, options: Options, finish: bool) -> Arrays:
     winograd_gradient.backward_weight(form, a["x"], a["dy"], *options, norms.before, memory, dweight)
     of_dx, (stride, padding, dilation) = form_of_dx(form), options
     even = padding[0] % 2 == 0 or padding[1] % 2 == 0
-    if even if of_dx != form else stride != (1, 1):  # no form of dx
+    if of_dx != form and even:  # no form of dx
         return dict(y=y, dweight=dweight)
-    memory = np.full(winograd.backward_input_scratch(of_dx, *shapes, padding, dilation), np.nan, y.dtype)
+    memory = np.full(winograd.backward_input_scratch(of_dx, *shapes, stride, dilation), np.nan, y.dtype)
     shortcut = a["x"].reshape(-1) if finish else none
-    winograd.backward_input(of_dx, a["dy"], a["weight"], shortcut, padding, dilation, memory, dx, norms)
+    winograd.backward_input(of_dx, a["dy"], a["weight"], shortcut, *options, memory, dx, norms)
     return dict(y=y, dx=dx, dweight=dweight)
 
 
@@ -369,7 +369,9 @@ def test_the_rule_that_selects_a_form() -> None:
         ((1, 5), (2, 2), F1X4_1X3),
     ):
         assert winograd_form((15, 16), kernel, 32, 32, stride, one, 1) == form
-        assert input_form(9, (31, 32), kernel, 32, 32, stride, one, one, 1) == DIRECT
+        size = 15 * stride[0], 16 * stride[1]
+        dx = DIRECT if kernel[0] == 1 else form  # every second row of dx belongs to no tap
+        assert input_form(9, size, kernel, 32, 32, stride, one, one, 1) == dx
     two = (2, 2)
     assert winograd_form((32, 32), two, 16, 16, one, one, 1) == F5X5_2X2
     assert winograd_form((32, 32), (4, 4), 16, 16, one, one, 1) == F3X3_4X4

@@ -124,12 +124,14 @@ def input_form(
     """Return the form of dx, or DIRECT: dy has `channels` channels, dx has `outputs` channels, and out = (H, W)."""
     if stride == (1, 1):
         return gradient_form(images, out, kernel, channels, outputs, stride, dilation, groups)
+    phase = (out[0] + stride[0] - 1) // stride[0], (out[1] + stride[1] - 1) // stride[1]
     if stride != (2, 2) or (kernel != (3, 3) and kernel != (4, 4)):
-        return DIRECT
+        some = kernel[0] < stride[0] or kernel[1] < stride[1]  # pixels of dx that belong to no tap
+        form = gradient_form(images, phase, kernel, channels, outputs, stride, dilation, groups)
+        return DIRECT if some else form
     if padding[0] % 2 == 0 or padding[1] % 2 == 0:  # the matrices are for odd paddings
         return DIRECT
-    half = (out[0] + 1) // 2, (out[1] + 1) // 2
-    form = gradient_form(images, half, kernel, channels, outputs, stride, dilation, groups)
+    form = gradient_form(images, phase, kernel, channels, outputs, stride, dilation, groups)
     return form_of_dx(form) if form >= STRIDE2_3X3 else DIRECT
 
 

@@ -134,7 +134,7 @@ def backward_input_scratch(
     algorithm, form = algorithm_of_dx(x_shape, w_shape, groups, stride, padding, dilation, winograd)
     match algorithm:
         case "winograd":
-            return fast.backward_input_scratch(form, x_shape, w_shape, padding, dilation)
+            return fast.backward_input_scratch(form, x_shape, w_shape, stride, dilation)
         case "large":
             return winograd_large.backward_input_scratch(form, x_shape, w_shape, dilation)
         case "product":
@@ -239,7 +239,7 @@ def winograd_backward_input(
 ) -> None:  # fmt: skip
     shape, kernel = dx.shape, weight.shape[:2]
     form = input_form(shape[0], shape[1:3], kernel, dy.shape[3], shape[3], stride, padding, dilation, groups)
-    fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, no_norms(scratch))
+    fast.backward_input(form, dy, weight, shortcut, stride, padding, dilation, scratch, dx, no_norms(scratch))
 
 
 @jit

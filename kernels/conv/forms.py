@@ -51,6 +51,13 @@ from .transforms import (
 Kernel = tuple[int, int, int, int]  # height and width in taps, vertical and horizontal stride (kernel_of)
 
 
+# Which pixels of y or dx a call computes: their vertical and horizontal distance, the first row and column, and the
+# first row and column of the taps that belong to them. These taps have the same distance. With stride s, dx has s x s
+# phases, one for each s-th row and column.
+Phase = tuple[int, int, int, int, int, int]
+ALL_PIXELS = (1, 1, 0, 0, 0, 0)
+
+
 def _lengths(both: Both) -> Pair:
     return len(both[0]), len(both[1])
 

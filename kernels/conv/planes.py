@@ -19,6 +19,7 @@ from minidl.kernels.matmul.tile import lanes, line_of
 
 from .choice import Tiles, on_amx
 from .forms import (
+    Phase,
     input_transform,
     normalizing_transform,
     output_transform,
@@ -261,19 +262,22 @@ def to_planes(
 
 
 @helper
-def _place(y: ndarray, tiles: Tiles, m: Pair, image: int, down: int, across: int) -> tuple[int, int, int]:
+def _place(
+    y: ndarray, phase: Phase, tiles: Tiles, m: Pair, image: int, down: int, across: int
+) -> tuple[int, int, int]:
     """Return a tile's rows and columns of outputs, and where it begins in y. No rows or columns: it is outside."""
     height, width, outputs = y.shape[1:]
     whole, row, column = _separate(image, tiles)
-    top, left = row + down * m[0] * tiles[2], column + across * m[1] * tiles[3]
-    rows, columns = _inside(height, top, tiles[2], m[0])[1], _inside(width, left, tiles[3], m[1])[1]
+    apart = phase[0] * tiles[2], phase[1] * tiles[3]
+    top, left = phase[2] + row + down * m[0] * apart[0], phase[3] + column + across * m[1] * apart[1]
+    rows, columns = _inside(height, top, apart[0], m[0])[1], _inside(width, left, apart[1], m[1])[1]
     return rows, columns, ((whole * height + top) * width + left) * outputs
 
 
 @apart_jit
 def from_planes(
     form: int, planes: ndarray, plane: int, row: int, left: int, tiles: Tiles, first: int, count: int,
-    finish: bool, end: ndarray, shortcut: ndarray, patch: ndarray, begin: int, stop: int, y: ndarray,
+    finish: bool, end: ndarray, shortcut: ndarray, patch: ndarray, begin: int, stop: int, phase: Phase, y: ndarray,
 ) -> None:  # fmt: skip
     """Compute the outputs [begin, stop) of y = AT M A [+ shortcut] from the planes M of `count` tiles, beginning with
     tile `first`. If these are not all outputs, they are whole vectors. left: the first output in the planes.
@@ -288,14 +292,14 @@ def from_planes(
     whole, tail = (stop - begin) // vector, (stop - begin) % vector
     image, place = divmod(first, tiles[0] * tiles[1])
     down, across = divmod(place, tiles[1])
-    next_rows, next_columns, following = _place(y, tiles, m, image, down, across)
+    next_rows, next_columns, following = _place(y, phase, tiles, m, image, down, across)
     for t in range(count):
         rows, columns, there = next_rows, next_columns, following
         image, down, across = _next_tile(image, down, across, tiles)
-        next_rows, next_columns, following = _place(y, tiles, m, image, down, across)
+        next_rows, next_columns, following = _place(y, phase, tiles, m, image, down, across)
         # y ends within the tile or vector: write to the patch
         through = rows < m[0] or columns < m[1] or outputs < vector
-        row_step, column_step = tiles[2] * width * outputs, tiles[3] * outputs
+        row_step, column_step = phase[0] * tiles[2] * width * outputs, phase[1] * tiles[3] * outputs
         at, y_row, y_column = (0, m[1] * step, step) if through else (there, row_step, column_step)
         for i in range(rows if through and adds and columns > 0 else 0):
             _copy_pixels(columns, whole, tail, shortcut, there + i * row_step + begin, column_step,

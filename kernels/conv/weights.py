@@ -14,6 +14,7 @@ from minidl.kernels.matmul.tile import lanes
 
 from .forms import (
     Kernel,
+    Phase,
     count_of_pieces,
     first_tap,
     gather_transform,
@@ -28,8 +29,8 @@ from .planes import row_of
 
 @apart_jit
 def weight_to_planes(
-    form: int, weight: ndarray, kernel: Kernel, flip: bool, groups: int, group: int, piece: int, block: int,
-    begin: int, stop: int, u: ndarray, plane: int, rows: int, row: int,
+    form: int, weight: ndarray, kernel: Kernel, phase: Phase, flip: bool, groups: int, group: int, piece: int,
+    block: int, begin: int, stop: int, u: ndarray, plane: int, rows: int, row: int,
 ) -> None:  # fmt: skip
     """Write G g GT to the planes of u, for a piece of the kernel (forms.py), the outputs [begin, stop) of a group, and
     one vector of its input channels: vector number `block`. `begin` is a multiple of the panel width.
@@ -56,11 +57,14 @@ def weight_to_planes(
             for i in range(some_rows):
                 for j in range(some_columns):  # outputs beyond `some` may have any values
                     part = patch[(i * r[1] + j) * vector * vector :]
-                    tap = (top + i * kernel[2]) * wide + left + j * kernel[3]
                     if flip:
-                        corner = ((high * wide - 1 - tap) * inner + o) * total + group_at + first
-                        pack_columns(flat, corner, total, count, some, part, vector)
+                        row_of_taps = phase[4] + phase[0] * (kernel[0] - 1 - top - i)
+                        tap = phase[5] + phase[1] * (kernel[1] - 1 - left - j)
+                        if row_of_taps < high and tap < wide:
+                            corner = ((row_of_taps * wide + tap) * inner + o) * total + group_at + first
+                            pack_columns(flat, corner, total, count, some, part, vector)
                     else:
+                        tap = (top + i * kernel[2]) * wide + left + j * kernel[3]
                         pack_rows(flat, (tap * inner + first) * total + group_at + o, total, count, some, part, vector)
         for c in range(count):
             source, step, line = flat, inner * total * kernel[3], wide * inner * total * kernel[2]

@@ -31,7 +31,9 @@ from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .choice import SPACED_3X3, Tiles, count_of, on_amx, tiles_of
 from .forms import (
+    ALL_PIXELS,
     Kernel,
+    Phase,
     count_of_pieces,
     depth_of_sums,
     kernel_of,
@@ -118,7 +120,7 @@ def _multiply_groups(
 def _convolve_group(
     form: int, x: ndarray, kernel: Kernel, groups: int, tiles: Tiles, padding: Pair, first: int, count: int, more: int,
     u: ndarray, u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int,
-    begin: int, stop: int, y: ndarray, norms: Norms,
+    begin: int, stop: int, phase: Phase, y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """Compute the outputs [begin, stop) of y for `count` tiles, beginning with tile `first`. Between the products,
     prefetch the pixels that the next `more` tiles read, the shortcut, the input of a batch norm and, with few channels,
@@ -187,7 +189,8 @@ def _convolve_group(
                               columns * deep, products, k * m_plane + tall * m_row + o, m_row,
                               u, soon)  # fmt: skip
             o += width
-    from_planes(form, products, m_plane, m_row, 0, tiles, first, count, finish, end, shortcut, patch, begin, stop, y)
+    from_planes(form, products, m_plane, m_row, 0, tiles, first, count, finish, end, shortcut, patch, begin, stop,
+                phase, y)  # fmt: skip
 
 
 @helper
@@ -206,8 +209,8 @@ def adds_up(
 
 @apart_jit
 def _weight_job(
-    job: int, jobs: int, form: int, weight: ndarray, kernel: Kernel, flip: bool, groups: int, blocks: int, amx: bool,
-    u: ndarray, u_plane: int, own: ndarray,
+    job: int, jobs: int, form: int, weight: ndarray, kernel: Kernel, phase: Phase, flip: bool, groups: int, blocks: int,
+    amx: bool, u: ndarray, u_plane: int, own: ndarray,
 ) -> None:  # fmt: skip
     """Compute U for the job's share of all blocks of its rows: a vector of a piece's channels or, on AMX, 32 rows.
 
@@ -220,10 +223,10 @@ def _weight_job(
     for number in range(job * groups * blocks // jobs, (job + 1) * groups * blocks // jobs):
         group, block = number // blocks, number % blocks
         if HAS_AMX and amx:  # a constant: without AMX, Numba leaves this branch out
-            split_weight(form, weight, kernel, flip, block, u, u_plane, own)
+            split_weight(form, weight, kernel, phase, flip, block, u, u_plane, own)
         else:
             piece, vector = block // each, block % each
-            weight_to_planes(form, weight, kernel, flip, groups, group, piece, vector, 0, outputs,
+            weight_to_planes(form, weight, kernel, phase, flip, groups, group, piece, vector, 0, outputs,
                              u[group * channels * round_up(outputs, panel_width(u)) :], u_plane, channels * pieces,
                              piece * channels + vector * lanes(weight))  # fmt: skip
 
@@ -232,7 +235,7 @@ def _weight_job(
 def _convolve_job(
     job: int, tasks: int, parts: int, form: int, x: ndarray, kernel: Kernel, groups: int, tiles: Tiles, padding: Pair,
     group: int, u: ndarray, u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int,
-    m_plane: int, y: ndarray, norms: Norms,
+    m_plane: int, phase: Phase, y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """Compute one part of the outputs for one of `tasks` ranges of groups of tiles.
 
@@ -249,7 +252,7 @@ def _convolve_job(
         count = min(group, last - first)
         more = min(group, last - first - count)
         _convolve_group(form, x, kernel, groups, tiles, padding, first, count, more, u, u_plane, finish, end, shortcut,
-                        own, v_plane, m_plane, begin, stop, y, norms)  # fmt: skip
+                        own, v_plane, m_plane, begin, stop, phase, y, norms)  # fmt: skip
         if norms.sums.size:
             since = add_up(y, since, _pixels_above((first + count) // tiles[1], m, tiles, y), norms)
 
@@ -270,14 +273,14 @@ def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs:
 
 @parallel_jit
 def _convolve(
-    form: int, x: ndarray, weight: ndarray, kernel: Kernel, flip: bool, bias: ndarray, scale: ndarray, shift: ndarray,
-    shortcut: ndarray, relu: bool, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray, y: ndarray,
-    norms: Norms,
+    form: int, x: ndarray, weight: ndarray, kernel: Kernel, phase: Phase, flip: bool, bias: ndarray, scale: ndarray,
+    shift: ndarray, shortcut: ndarray, relu: bool, padding: Pair, dilation: Pair, packed: ndarray, scratch: ndarray,
+    y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """Compute y from x as in `forward`, or, with `flip`, dx (passed as y) from dy (passed as x)."""
     channels, outputs = x.shape[3], y.shape[3]
     groups, vector = (outputs if flip else channels) // weight.shape[2], lanes(x)
-    tiles = tiles_of(tile_of(form)[0], y.shape[1], y.shape[2], dilation)
+    tiles = tiles_of(tile_of(form)[0], ceildiv(y.shape[1], phase[0]), ceildiv(y.shape[2], phase[1]), dilation)
     total, pieces = count_of(y.shape[0], tiles), count_of_pieces(form, kernel)
     group, u_plane, v_plane, m_plane, each = _convolve_sizes(form, kernel, channels, outputs, groups, total, dilation)
     memory = aligned(scratch)
@@ -293,19 +296,19 @@ def _convolve(
     parts = jobs if divides_outputs(form, channels * pieces, outputs, groups, total) else 1
     if jobs == 1:  # without a parallel loop, no other thread has to wake up
         if first_step == 0:
-            _weight_job(0, 1, form, weight, kernel, flip, groups, blocks, amx, u, u_plane, rest)
+            _weight_job(0, 1, form, weight, kernel, phase, flip, groups, blocks, amx, u, u_plane, rest)
         _convolve_job(0, 1, 1, form, x, kernel, groups, tiles, padding, group, u, u_plane, finish, end, shortcut, rest,
-                      v_plane, m_plane, y, norms)  # fmt: skip
+                      v_plane, m_plane, phase, y, norms)  # fmt: skip
         first_step = 2
     for step in range(first_step, 2):  # one parallel loop for both: each parallel loop costs a second of compile time
         for job in prange(jobs):
             q = np.int64(job)  # a prange index is unsigned: Numba would compute unsigned + signed in float64
             own = rest[q * each : (q + 1) * each]
             if step == 0:
-                _weight_job(q, jobs, form, weight, kernel, flip, groups, blocks, amx, u, u_plane, own)
+                _weight_job(q, jobs, form, weight, kernel, phase, flip, groups, blocks, amx, u, u_plane, own)
             else:
                 _convolve_job(q, jobs // parts, parts, form, x, kernel, groups, tiles, padding, group, u, u_plane,
-                              finish, end, shortcut, own, v_plane, m_plane, y, norms)  # fmt: skip
+                              finish, end, shortcut, own, v_plane, m_plane, phase, y, norms)  # fmt: skip
     add_rest(y, norms)
     if packed.size:
         packed[packed.size - 1] = 1
@@ -323,8 +326,15 @@ def forward(
     memory for U (see reference.py); norms.before and norms.sums may be used
     """
     kernel = kernel_of(form, weight.shape[:2], stride)
-    _convolve(form, x, weight, kernel, False, bias, scale, shift, shortcut, relu, padding, dilation, packed, scratch, y,
-              norms)  # fmt: skip
+    _convolve(form, x, weight, kernel, ALL_PIXELS, False, bias, scale, shift, shortcut, relu, padding, dilation, packed,
+              scratch, y, norms)  # fmt: skip
+
+
+@helper
+def kernel_of_dx(form: int, taps: Pair, stride: Pair) -> Kernel:
+    """Return the kernel that computes a phase of dx from dy. With stride s, a pixel of dx belongs to every s-th tap."""
+    step = kernel_of(form, taps, stride)[2:]
+    return ceildiv(taps[0], step[0]), ceildiv(taps[1], step[1]), 1, 1
 
 
 @helper
@@ -336,14 +346,19 @@ def padding_of_dx(form: int, kernel: Pair, padding: Pair, dilation: Pair) -> Pai
 
 @register_jitable(inline="always")
 def backward_input(
-    form: int, dy: ndarray, weight: ndarray, shortcut: ndarray, padding: Pair, dilation: Pair, scratch: ndarray,
-    dx: ndarray, norms: Norms,
+    form: int, dy: ndarray, weight: ndarray, shortcut: ndarray, stride: Pair, padding: Pair, dilation: Pair,
+    scratch: ndarray, dx: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
     """Compute dx (N, H, W, C) [+ shortcut] from dy (N, Ho, Wo, O). norms.before must be of size 0."""
-    none, flipped = scratch[:0], padding_of_dx(form, weight.shape[:2], padding, dilation)
-    kernel = kernel_of(form, weight.shape[:2], (1, 1))
-    _convolve(form, dy, weight, kernel, True, none, none, none, shortcut, False, flipped, dilation, none, scratch, dx,
-              norms)  # fmt: skip
+    none, step = scratch[:0], kernel_of(form, weight.shape[:2], stride)[2:]
+    kernel = kernel_of_dx(form, weight.shape[:2], stride)
+    for row in range(step[0]):
+        for column in range(step[1]):
+            before = row + padding[0], column + padding[1]
+            phase = step[0], step[1], row, column, before[0] % step[0], before[1] % step[1]
+            shifted = padding_of_dx(form, kernel[:2], (before[0] // step[0], before[1] // step[1]), dilation)
+            _convolve(form, dy, weight, kernel, phase, True, none, none, none, shortcut, False, shifted, dilation, none,
+                      scratch, dx, norms)  # fmt: skip
 
 
 def _convolve_scratch(
@@ -377,7 +392,9 @@ def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, stride: Pair, pad
     return _convolve_scratch(form, kernel, x_shape[3], w_shape[3], groups, x_shape[0], out, dilation)
 
 
-def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair, dilation: Pair) -> int:
+def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, stride: Pair, dilation: Pair) -> int:
     """Return the number of elements of backward_input's scratch."""
-    groups, kernel = x_shape[3] // w_shape[2], kernel_of(form, w_shape[:2], (1, 1))
-    return _convolve_scratch(form, kernel, w_shape[3], x_shape[3], groups, x_shape[0], x_shape[1:3], dilation)
+    groups, kernel = x_shape[3] // w_shape[2], kernel_of_dx(form, w_shape[:2], stride)
+    step = kernel_of(form, w_shape[:2], stride)[2:]
+    out = ceildiv(x_shape[1], step[0]), ceildiv(x_shape[2], step[1])
+    return _convolve_scratch(form, kernel, w_shape[3], x_shape[3], groups, x_shape[0], out, dilation)

@@ -21,7 +21,7 @@ from minidl.kernels.matmul.amx import (
 )
 from minidl.kernels.matmul.tile import lanes
 
-from .forms import Kernel, count_of_pieces, weight_planes
+from .forms import Kernel, Phase, count_of_pieces, weight_planes
 from .planes import plane_of, round_up
 from .weights import weight_to_planes
 
@@ -34,8 +34,9 @@ def weight_memory(form: int, outputs: int) -> int:
 
 @apart_jit
 def split_weight(
-    form: int, weight: ndarray, kernel: Kernel, flip: bool, block: int, u: ndarray, plane: int, memory: ndarray
-) -> None:
+    form: int, weight: ndarray, kernel: Kernel, phase: Phase, flip: bool, block: int, u: ndarray, plane: int,
+    memory: ndarray,
+) -> None:  # fmt: skip
     """Compute the planes of 32 rows of U, and split them: block number `block` of each panel of u.
 
     The rows are input channels, or those of all pieces of the kernel (forms.py), one piece after the other. Then a
@@ -47,8 +48,8 @@ def split_weight(
     depth, own_plane = min(SIDE, rows - block * SIDE), plane_of(SIDE, round_up(outputs, SIDE))
     for c in range(0, depth, vector):
         piece, channel = divmod(block * SIDE + c, channels)
-        weight_to_planes(form, weight, kernel, flip, 1, 0, piece, channel // vector, 0, outputs, memory, own_plane,
-                         SIDE, c)  # fmt: skip
+        weight_to_planes(form, weight, kernel, phase, flip, 1, 0, piece, channel // vector, 0, outputs, memory,
+                         own_plane, SIDE, c)  # fmt: skip
     for k in range(weight_planes(form)):
         for o in range(0, outputs, SIDE):
             to = k * plane + o // SIDE * parts_size(1, rows) + block * BLOCK

@@ -31,6 +31,7 @@ from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .choice import Tiles, count_of, tiles_of
 from .forms import (
+    ALL_PIXELS,
     depth_of_sums,
     gather_transform,
     has_eight_points,
@@ -89,7 +90,7 @@ def _panel_job(
     for c in range(0, channels, kc):
         deep = min(kc, channels - c)
         for block in range(c // vector, ceildiv(c + deep, vector)):
-            weight_to_planes(form, weight, kernel, flip, 1, 0, 0, block, begin, stop, u, u_plane, deep,
+            weight_to_planes(form, weight, kernel, ALL_PIXELS, flip, 1, 0, 0, block, begin, stop, u, u_plane, deep,
                              block * vector - c)  # fmt: skip
         for k in range(planes):
             u_at, v_at = weight_plane(form, k) * u_plane, k * v_plane + c * count
@@ -99,7 +100,8 @@ def _panel_job(
                 product_panel(count, width, deep, deep, c > 0, v, v_at, row_of(kc), 1, u, u_at + o * deep, columns,
                               columns * deep, products, k * m_plane + o, row, v, v_at + v_plane)  # fmt: skip
                 o += width
-    from_planes(form, products, m_plane, row, begin, tiles, 0, count, finish, end, shortcut, patch, begin, stop, y)
+    from_planes(form, products, m_plane, row, begin, tiles, 0, count, finish, end, shortcut, patch, begin, stop,
+                ALL_PIXELS, y)  # fmt: skip
 
 
 @apart_jit

@@ -45,6 +45,8 @@ def adds_up(
         channels, outputs, out = outputs, channels, x_shape[1:3]
     if algorithm == "winograd":
         kernel = kernel_of(form, w_shape[:2], stride if output == "y" else (1, 1))
+        if output == "dx" and kernel_of(form, w_shape[:2], stride)[2:] != (1, 1):
+            return False
         return fast.adds_up(form, x_shape[0], out, kernel, channels, outputs, groups, dilation)
     if algorithm == "product":
         return pointwise.adds_up(x_shape[0] * out[0] * out[1], channels, outputs)
@@ -204,7 +206,7 @@ def winograd_backward_input(
     shape, kernel = dx.shape, weight.shape[:2]
     form = input_form(shape[0], shape[1:3], kernel, dy.shape[3], shape[3], stride, padding, dilation, groups)
     norms = _of_dx(norm_x, norm_weight, norm_bias, norm_mean, norm_rstd, norm_relu, relu_y, sums)
-    fast.backward_input(form, dy, weight, shortcut, padding, dilation, scratch, dx, norms)
+    fast.backward_input(form, dy, weight, shortcut, stride, padding, dilation, scratch, dx, norms)
 
 
 @jit
