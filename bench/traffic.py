@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidl.kernels.conv import choice, forms, planes, pointwise, sizes, winograd, winograd_gradient, winograd_large
+from minidl.kernels.conv import choice, forms, planes, pointwise, sizes, winograd_gradient, winograd_large
 from minidl.kernels.conv.geometry import shares
 from minidl.kernels.conv.line import HEIGHTS
 from minidl.kernels.conv.reference import output_size
@@ -225,7 +225,7 @@ def _convolution(
         make = _winograd_weight if kernel == "backward_weight" else _winograd
         cut = forms.kernel_of(form, weight[:2], stride)
         if backward:  # the phases of dx are like images
-            step, cut = cut[2:], winograd.kernel_of_dx(form, weight[:2], stride)
+            step, cut = cut[2:], forms.kernel_of_dx(form, weight[:2], stride)
             source = (source[0] * math.prod(step), *source[1:])
             target = (source[0], _up(target[1], step[0]), _up(target[2], step[1]), outputs)
         return make(form, source, target, groups, cut, dilation)

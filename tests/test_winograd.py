@@ -8,9 +8,18 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
-from ops_helper import torch
+from kernel_cases.forms import (
+    FORMS,
+    LIMITS,
+    LINES,
+    STRIDE2,
+    check_agreement,
+    check_threads,
+    computed,
+    expected,
+    inputs,
+)
 
-from minidl.kernels.conv import winograd, winograd_gradient
 from minidl.kernels.conv.choice import (
     DIRECT,
     F1X4_1X3,
@@ -29,13 +38,11 @@ from minidl.kernels.conv.choice import (
     SPACED_4X4,
     STRIDE2_3X3,
     STRIDE2_4X4,
-    form_of_dx,
     gradient_form,
     input_form,
     winograd_form,
 )
-from minidl.kernels.conv.forms import Kernel, planes_of, stride_of, tile_of, weight_plane, weight_planes
-from minidl.kernels.conv.norms import no_norms
+from minidl.kernels.conv.forms import planes_of, tile_of, weight_plane, weight_planes
 from minidl.kernels.conv.sizes import NARROW
 from minidl.kernels.conv.transforms import (
     EIGHT_POINTS,
@@ -47,14 +54,6 @@ from minidl.kernels.conv.transforms import (
     strided,
 )
 
-Arrays = dict[str, np.ndarray]
-FORMS = [F4X4_3X3, F2X2_3X3, F4X4_5X5, F5X5_2X2, F3X3_4X4, F2X2_7X7]
-LINES = [F1X4_1X3, F1X4_1X5, F1X4_1X7, F4X1_3X1, F4X1_5X1, F4X1_7X1]
-STRIDE2 = [STRIDE2_3X3, STRIDE2_4X4]
-LIMITS = dict.fromkeys([*FORMS, *LINES, *STRIDE2], 1e-5) | {
-    F4X4_3X3: 3e-5, F2X2_3X3: 5e-6, F2X2_7X7: 2e-5, F1X4_1X7: 2e-5, F4X1_7X1: 2e-5,  # float32, of the largest element
-}  # fmt: skip
-Options = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # stride, padding, dilation
 GEOMETRIES = [  # N, H, W, C, O, padding and, if it is not 1, dilation
     (1, 5, 7, 1, 1, (1, 0)),
     (2, 9, 6, 3, 5, (0, 0)),
@@ -91,31 +90,6 @@ STRIDED = [  # N, H, W, C, O, padding, dilation, groups
     (3, 15, 17, 34, 18, (3, 1), (1, 1), 2),
     (3, 18, 17, 16, 32, (0, 2), (1, 1), 1),  # even paddings
     (16, 16, 16, 128, 130, (1, 1), (1, 1), 1),  # one sum of dweight, outputs that do not fill vectors
-]
-PIECES = [  # form, taps and stride, and N, H, W, C, O, padding and, if it is not 1, dilation
-    (F4X4_3X3, (2, 3, 1, 1), (3, 7, 9, 17, 33, (1, 1))),
-    (F4X4_3X3, (3, 5, 1, 1), (2, 14, 13, 40, 16, (1, 2))),
-    (F4X4_3X3, (5, 3, 1, 1), (2, 9, 6, 3, 5, (2, 1))),
-    (F4X4_3X3, (6, 6, 1, 1), (1, 5, 7, 16, 3, (3, 2))),
-    (F4X4_3X3, (6, 6, 1, 1), (16, 16, 16, 16, 16, (2, 3))),  # several partial sums of dweight
-    (F4X4_3X3, (9, 8, 1, 1), (2, 12, 11, 24, 24, (4, 4))),
-    (F4X4_3X3, (4, 7, 1, 1), (2, 13, 17, 17, 33, (2, 3), (2, 3))),
-    (F4X4_3X3, (6, 5, 1, 1), (1, 7, 9, 128, 256, (1, 1))),  # few tiles: the threads divide the outputs, not the tiles
-    (F4X4_3X3, (3, 6, 1, 1), (4, 24, 24, 96, 128, (1, 1))),  # one sum of dweight, several groups of tiles
-    (F1X4_1X5, (1, 9, 1, 1), (2, 5, 33, 24, 40, (0, 4))),
-    (F1X4_1X5, (1, 4, 1, 1), (2, 5, 33, 40, 41, (0, 2))),
-    (F4X1_5X1, (8, 1, 1, 1), (3, 21, 5, 19, 24, (3, 0))),
-    (F4X1_7X1, (13, 1, 1, 1), (2, 17, 9, 16, 16, (6, 2), (2, 1))),
-    (F4X4_3X3, (5, 5, 2, 2), (2, 14, 13, 40, 16, (2, 2))),
-    (F4X4_3X3, (5, 5, 2, 2), (16, 32, 31, 16, 16, (2, 1))),  # several partial sums of dweight
-    (F4X4_3X3, (7, 7, 2, 2), (1, 15, 16, 17, 33, (3, 3))),  # a phase with an incomplete block, and one without taps
-    (F3X3_4X4, (7, 7, 2, 2), (2, 15, 16, 16, 24, (3, 4))),
-    (F3X3_4X4, (8, 8, 4, 4), (2, 33, 30, 16, 9, (2, 2))),
-    (F4X4_3X3, (3, 6, 1, 3), (2, 9, 19, 12, 20, (0, 2))),
-    (F4X4_3X3, (2, 5, 3, 2), (2, 17, 19, 12, 20, (1, 2))),  # some rows are never read
-    (F4X4_3X3, (6, 6, 2, 2), (2, 24, 24, 96, 128, (2, 2))),  # one sum of dweight, several groups of tiles
-    (F1X4_1X3, (1, 5, 1, 2), (3, 5, 33, 24, 40, (0, 2))),
-    (F4X1_5X1, (9, 1, 2, 2), (3, 21, 5, 19, 24, (4, 0))),
 ]
 WIDE = [  # 5 x 5 and 7 x 7 layers whose errors would exceed LIMITS if all products were added up in a single sum
     (2, 7, 7, 512, 512, (2, 2)),
@@ -193,80 +167,12 @@ def test_planes_with_the_same_weights_share_a_plane_of_u(form: int) -> None:
             assert same == (plane == found[other])
 
 
-def inputs(form: int, geometry: Any, dtype: str, kernel: Kernel | None = None) -> tuple[Arrays, Options]:
-    n, height, width, channels, outputs, padding, dilation, groups = geometry + ((1, 1), 1)[len(geometry) - 6 :]
-    kh, kw, *stride = kernel or (*tile_of(form)[1], *stride_of(form))
-    rng = np.random.default_rng(0)
-    high, wide = height + 2 * padding[0], width + 2 * padding[1]
-    out = (high - dilation[0] * (kh - 1) - 1) // stride[0] + 1, (wide - dilation[1] * (kw - 1) - 1) // stride[1] + 1
-    shapes = dict(x=(n, height, width, channels), weight=(kh, kw, channels // groups, outputs), dy=(n, *out, outputs),
-                  bias=(outputs,), scale=(outputs,), shift=(outputs,), shortcut=(n, *out, outputs))  # fmt: skip
-    arrays = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
-    return arrays, ((stride[0], stride[1]), padding, dilation)
-
-
-def computed(form: int, a: Arrays, options: Options, finish: bool) -> Arrays:
-    shapes = a["x"].shape, a["weight"].shape
-    y, dx, dweight = np.full_like(a["dy"], np.nan), np.full_like(a["x"], np.nan), np.full_like(a["weight"], np.nan)
-
-    def scratch(size: Any) -> np.ndarray:
-        return np.full(size(form, *shapes, *options), np.nan, y.dtype)
-
-    names, none = ("bias", "scale", "shift", "shortcut"), a["bias"][:0]
-    norms = no_norms(none)
-    end = [a[name].reshape(-1) if finish else none for name in names]
-    memory = scratch(winograd.forward_scratch)
-    winograd.forward(form, a["x"], a["weight"], *end, finish, *options, none, memory, y, norms)
-    memory = scratch(winograd_gradient.backward_weight_scratch)
-    winograd_gradient.backward_weight(form, a["x"], a["dy"], *options, norms.before, memory, dweight)
-    of_dx, (stride, padding, dilation) = form_of_dx(form), options
-    even = padding[0] % 2 == 0 or padding[1] % 2 == 0
-    if of_dx != form and even:  # no form of dx
-        return dict(y=y, dweight=dweight)
-    memory = np.full(winograd.backward_input_scratch(of_dx, *shapes, stride, dilation), np.nan, y.dtype)
-    shortcut = a["x"].reshape(-1) if finish else none
-    winograd.backward_input(of_dx, a["dy"], a["weight"], shortcut, *options, memory, dx, norms)
-    return dict(y=y, dx=dx, dweight=dweight)
-
-
-def expected(form: int, a: Arrays, options: Options, finish: bool) -> Arrays:
-    x = torch.from_numpy(a["x"]).double().permute(0, 3, 1, 2).requires_grad_()
-    weight = torch.from_numpy(a["weight"]).double().permute(3, 2, 0, 1).requires_grad_()
-    groups = x.shape[1] // weight.shape[1]
-    y = torch.nn.functional.conv2d(x, weight, None, *options, groups)
-    y.backward(torch.from_numpy(a["dy"]).double().permute(0, 3, 1, 2))
-    out = y.detach().permute(0, 2, 3, 1).numpy()
-    if finish:
-        out = np.maximum((out + a["bias"]) * a["scale"] + a["shift"] + a["shortcut"], 0)
-    dx = x.grad.permute(0, 2, 3, 1).numpy() + (a["x"] if finish else 0)
-    return dict(y=out, dx=dx, dweight=weight.grad.permute(2, 3, 1, 0).numpy())
-
-
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("form", "geometry"), [*cases(FORMS + LINES, GEOMETRIES + GROUPED), *cases(STRIDE2, STRIDED)], ids=str
 )
 def test_agrees_with_float64(form: int, geometry: Any, dtype: str) -> None:
     check_agreement(form, *inputs(form, geometry, dtype))
-
-
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("form", "kernel", "geometry"), PIECES, ids=str)
-def test_a_kernel_in_pieces_agrees_with_float64(
-    form: int, kernel: Kernel, geometry: Any, dtype: str
-) -> None:
-    check_agreement(form, *inputs(form, geometry, dtype, kernel))
-
-
-def check_agreement(form: int, a: Arrays, options: Options) -> None:
-    pytest.importorskip("torch")
-    for finish in (False, True):
-        found, right = computed(form, a, options, finish), expected(form, a, options, finish)
-        limit = LIMITS[form] if a["x"].dtype == np.float32 else 1e-12
-        for name, array in found.items():
-            difference = array - right[name]
-            assert abs(difference).max() <= limit * abs(right[name]).max(), name
-            assert np.linalg.norm(difference) <= limit / 2 * np.linalg.norm(right[name]), name
 
 
 @pytest.mark.parametrize("geometry", WIDE, ids=str)
@@ -294,39 +200,6 @@ def test_an_empty_batch_has_no_gradient() -> None:
 )
 def test_bits_do_not_depend_on_the_number_of_threads(form: int, geometry: Any) -> None:
     check_threads(form, *inputs(form, geometry, "float32"))
-
-
-@pytest.mark.skipif(numba.get_num_threads() < 2, reason="needs two cores")
-@pytest.mark.parametrize(("form", "kernel", "geometry"), PIECES[4::2], ids=str)
-def test_bits_of_pieces_do_not_depend_on_the_number_of_threads(
-    form: int, kernel: Kernel, geometry: Any
-) -> None:
-    check_threads(form, *inputs(form, geometry, "float32", kernel))
-
-
-@pytest.mark.parametrize(("form", "kernel", "geometry"), PIECES[1::3], ids=str)
-def test_packed_weights_of_pieces_give_the_same_bits(form: int, kernel: Kernel, geometry: Any) -> None:
-    a, options = inputs(form, geometry, "float32", kernel)
-    shapes, none = (a["x"].shape, a["weight"].shape), a["bias"][:0]
-    packed, found = np.zeros(winograd.packed_size(form, *shapes, *options), np.float32), []
-    for some in (none, packed, packed):  # packed: filled by the first call, and read by the second
-        scratch = np.full(winograd.forward_scratch(form, *shapes, *options), np.nan, np.float32)
-        y = np.full_like(a["dy"], np.nan)
-        winograd.forward(form, a["x"], a["weight"], *[none] * 4, False, *options, some, scratch, y, no_norms(none))
-        found.append(y.tobytes())
-    assert len(set(found)) == 1 and packed[-1] == 1
-
-
-def check_threads(form: int, a: Arrays, options: Options) -> None:
-    before = numba.get_num_threads()
-    try:
-        numba.set_num_threads(1)
-        alone = computed(form, a, options, True)
-        numba.set_num_threads(2)
-        together = computed(form, a, options, True)
-    finally:
-        numba.set_num_threads(before)
-    assert {k: v.tobytes() for k, v in alone.items()} == {k: v.tobytes() for k, v in together.items()}
 
 
 def test_nan_passes_through() -> None:

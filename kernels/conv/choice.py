@@ -37,6 +37,15 @@ with 64 images:
                     8 x 8,  64 -> 128     0.6, 0.6, 0.7         3x3, stride 2, 30 x 30,  64 -> 128    1.1, 1.1, 1.0
                                                                 4x4, stride 2, 30 x 30,  64 -> 64     1.0, 0.8, 0.9
 
+    Lines of taps, and pieces (WINOGRAD.md): y, dx and dweight on two threads of an Intel Xeon (family 6, model 207)
+
+    1x3      64 images of 16 x 16,  16 -> 16      1.5, 1.4, 1.3     2x3      64 of 16 x 16,  16 -> 16    0.9, 0.9, 1.1
+             37 of 31 x 31,         40 -> 40      1.0, 1.0, 1.0              37 of 31 x 31,  24 -> 40    0.9, 0.8, 0.9
+                                    53 -> 71      0.8, 1.0, 0.8     3x5      64 of 16 x 16,  16 -> 16    0.8, 0.8, 0.8
+    5x1      64 of 16 x 16,         32 -> 32      0.8, 0.8, 0.7                              64 -> 64    0.4, 0.4, 0.4
+    1x7      64 of 16 x 16,         16 -> 16      1.0, 1.0, 0.9     6x6      64 of 16 x 16,  16 -> 16    0.7, 0.6, 0.7
+             37 of 31 x 31,         24 -> 40      0.8, 0.9, 0.8     9x9      64 of 16 x 16,  16 -> 16    0.6, 0.6, 0.5
+
     7x7      64 images of 16 x 16,  64 -> 64      0.4, 0.4, 0.4     (two threads)
              37 of 31 x 31,         24 -> 24      0.6, 0.6, 0.6
                                     16 -> 16      0.6, 0.6, 0.9
@@ -51,8 +60,9 @@ times as long). 3x3 with stride 2 and groups never uses a form. The form with th
 or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two columns, otherwise F(4x4,3x3). The form of
 y does not depend on the number of images. So the result for an image does not depend on the other images of its batch,
 except in the last bits on a CPU with AMX: AMX_TILES tiles or more use it. The form of dx and dweight depends on that
-number (`gradient_form`). Direct and Winograd (winograd_large.py) on two threads of a Zen 4, in ms, in a slow minute
-(sizes of x; with stride 2, 4 x 4 outputs):
+number (`gradient_form`). Lines are used if the taps times the channels are at least FEWEST_TIMES_TAPS, and pieces from
+16 channels on, both without groups. Direct and Winograd (winograd_large.py) on two threads of a Zen 4, in ms, in a slow
+minute (sizes of x; with stride 2, 4 x 4 outputs):
 
     512 -> 512             1 image of 4 x 4       dx 1.1, 2.1      dweight 0.9, 1.3
                            2                         2.6, 2.9              1.7, 2.0

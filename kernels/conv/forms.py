@@ -36,21 +36,19 @@ from .transforms import (
     TEN_POINTS,
     Both,
     Matrices,
+    Matrix,
     distinct,
     make_normalizing_transform,
     make_output_transform,
     make_transform,
     matrices,
     one_tap,
-    rows_among,
     spaced,
     strided,
     transposed,
 )
 
 Kernel = tuple[int, int, int, int]  # height and width in taps, vertical and horizontal stride (kernel_of)
-
-
 # Which pixels of y or dx a call computes: their vertical and horizontal distance, the first row and column, and the
 # first row and column of the taps that belong to them. These taps have the same distance. With stride s, dx has s x s
 # phases, one for each s-th row and column.
@@ -64,6 +62,12 @@ def _lengths(both: Both) -> Pair:
 
 def _widths(both: Both) -> Pair:
     return len(both[0][0]), len(both[1][0])
+
+
+def _rows_among(rows: Matrix, matrix: Matrix, length: int) -> tuple[int, ...]:
+    """Return which of `rows` each row of the matrix is, and then zeros up to this length."""
+    found = [rows.index(row) for row in matrix]
+    return tuple(found + [0] * (length - len(found)))
 
 
 def _transposed(of: Matrices) -> Matrices:
@@ -110,7 +114,7 @@ _WINDOWS = ((_NONE, _NONE), *((_widths(_BT[form]), _STEPS.get(form, _lengths(_AT
 _SIDES = (0, *(len(distinct(_G[form][1])) for form in _ALL))  # planes of U along the horizontal axis
 _PLANES = (0, *(len(distinct(_G[form][0])) * len(distinct(_G[form][1])) for form in _ALL))
 _MOST = max(len(g) for g, _ in _G.values())
-_ROWS = ((0,) * _MOST, *(rows_among(distinct(_G[form][0]), _G[form][0], _MOST) for form in _ALL))
+_ROWS = ((0,) * _MOST, *(_rows_among(distinct(_G[form][0]), _G[form][0], _MOST) for form in _ALL))
 
 
 @helper
@@ -124,6 +128,13 @@ def kernel_of(form: int, taps: Pair, stride: Pair) -> Kernel:
     """Return a layer's taps, and the stride with which a tile reads its window. Some forms have a stride built in."""
     step = (1, 1) if form >= STRIDE2_3X3 else stride
     return taps[0], taps[1], step[0], step[1]
+
+
+@helper
+def kernel_of_dx(form: int, taps: Pair, stride: Pair) -> Kernel:
+    """Return the kernel that computes a phase of dx from dy. With stride s, a pixel of dx belongs to every s-th tap."""
+    step = kernel_of(form, taps, stride)[2:]
+    return ceildiv(taps[0], step[0]), ceildiv(taps[1], step[1]), 1, 1
 
 
 @helper

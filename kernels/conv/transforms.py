@@ -34,7 +34,7 @@ FOUR_POINTS = [Fraction(0), Fraction(1), Fraction(-1)]  # and infinity
 FIVE_POINTS = [*FOUR_POINTS, Fraction(2)]  # and infinity
 SIX_POINTS = [Fraction(0), Fraction(3, 4), Fraction(-3, 4), Fraction(3, 2), Fraction(-3, 2)]  # and infinity
 EIGHT_POINTS = [*FOUR_POINTS, Fraction(1, 2), Fraction(-1, 2), Fraction(2), Fraction(-2)]  # and infinity
-TEN_POINTS = [Fraction(0), *(Fraction(k, 8) for k in (3, -3, 6, -6, 10, -10, 20, -20))]  # and infinity
+TEN_POINTS = [Fraction(k, 8) for k in (0, 3, -3, 6, -6, 10, -10, 20, -20)]  # and infinity
 POINTS = {len(points) + 1: points for points in (FOUR_POINTS, FIVE_POINTS, SIX_POINTS, EIGHT_POINTS)}
 
 
@@ -129,12 +129,6 @@ def _value(coefficients: list[Fraction], x: Fraction) -> Fraction:
 def distinct(matrix: Matrix) -> Matrix:
     """Return the rows of the matrix, without the repetitions of a row."""
     return [row for i, row in enumerate(matrix) if row not in matrix[:i]]
-
-
-def rows_among(rows: Matrix, matrix: Matrix, length: int) -> tuple[int, ...]:
-    """Return which of `rows` each row of the matrix is, and then zeros up to this length."""
-    found = [rows.index(row) for row in matrix]
-    return tuple(found + [0] * (length - len(found)))
 
 
 def transposed(matrix: Matrix) -> Matrix:
@@ -314,10 +308,8 @@ def _write(
     left, right = both
     starts = [e.builder.select(_within(e, i, rows), e.at(x, e.times(x_row, i)), zeros) for i in range(len(left[0]))]
     for some in _parts(left, len(right[0])):
-        middle = [
-            _column(e, left[some], load, starts, e.times(x_column, j), _within(e, j, columns))
-            for j in range(len(right[0]))
-        ]
+        part, sides = left[some], range(len(right[0]))
+        middle = [_column(e, part, load, starts, e.times(x_column, j), _within(e, j, columns)) for j in sides]
         for i, row in zip(range(len(left))[some], zip(*middle, strict=True), strict=True):
             for j, vector in enumerate(multiply(e, right, list(row))):
                 e.store(vector, e.at(y, e.times(y_row, i)), e.times(y_column, j))

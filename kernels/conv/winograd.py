@@ -11,10 +11,12 @@ tiles (for weights: of all kernels g):
     y                =  AT M A        [+ bias] [* scale + shift] [+ shortcut] [relu], m^2 outputs from the n^2 planes
 
 With stride 2, planes that have the same weights share a plane of U (`weight_plane` in forms.py). With groups, U[k]
-consists of a matrix (C / groups, O / groups) for each group, and so does the product. dx is computed in the same way
-from dy, with flipped and transposed weights and, for stride 2, other matrices. winograd_gradient.py computes dweight.
-WINOGRAD.md explains these steps; transforms.py computes the matrices, forms.py and planes.py apply them.
-`form` is one of the forms in choice.py.
+consists of a matrix (C / groups, O / groups) for each group, and so does the product. A kernel of more taps, or with
+another stride, consists of pieces of r taps (`pieces_of` in forms.py): a row of V has the channels of all pieces. dx is
+computed in the same way from dy, with flipped and transposed weights and, for stride 2, other matrices.
+winograd_gradient.py computes dweight. WINOGRAD.md explains these steps; transforms.py computes the matrices, forms.py,
+planes.py and weights.py apply them. `form` is one of the forms in choice.py. For a line of taps, m, r and n differ
+along the two axes.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from .forms import (
     count_of_pieces,
     depth_of_sums,
     kernel_of,
+    kernel_of_dx,
     padding_of_piece,
     planes_of,
     tile_of,
@@ -328,13 +331,6 @@ def forward(
     kernel = kernel_of(form, weight.shape[:2], stride)
     _convolve(form, x, weight, kernel, ALL_PIXELS, False, bias, scale, shift, shortcut, relu, padding, dilation, packed,
               scratch, y, norms)  # fmt: skip
-
-
-@helper
-def kernel_of_dx(form: int, taps: Pair, stride: Pair) -> Kernel:
-    """Return the kernel that computes a phase of dx from dy. With stride s, a pixel of dx belongs to every s-th tap."""
-    step = kernel_of(form, taps, stride)[2:]
-    return ceildiv(taps[0], step[0]), ceildiv(taps[1], step[1]), 1, 1
 
 
 @helper
