@@ -100,7 +100,8 @@ MANY_PAIRS = 2**17
 FEW_PIXELS, FEW_PIXELS_STRIDED = 48, 256
 FEW_PIXELS_OTHERS, FEW_PIXELS_OTHERS_STRIDED = 192, 768
 LARGE_U_IN_PIECES, FEW_TILES_IN_PIECES = 2**21, 16  # numbers of U and tiles: with fewer tiles, it costs too much
-GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as many multiplications
+# A form is used if the direct kernel needs at least GAIN times as many multiplications; pieces transform x repeatedly.
+GAIN, GAIN_IN_PIECES = 1.5, 2.0
 
 
 @helper
@@ -252,7 +253,7 @@ def _form_in_pieces(
     if four * tiles_of_four < three * tiles_of_three:
         form, pieces, tiles = F3X3_4X4, four, tiles_of_four
     few = images * tiles < FEW_TILES_IN_PIECES and 6**2 * pieces * channels * outputs >= LARGE_U_IN_PIECES
-    if few or out[0] * out[1] * kernel[0] * kernel[1] < GAIN * 6**2 * pieces * tiles:
+    if few or out[0] * out[1] * kernel[0] * kernel[1] < GAIN_IN_PIECES * 6**2 * pieces * tiles:
         return DIRECT
     return form
 
