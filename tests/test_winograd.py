@@ -271,10 +271,10 @@ def test_the_rule_that_selects_a_form() -> None:
         ((2, 1), 128, one, 1),
         ((6, 6), 15, one, 1),
         ((7, 1), 64, (4, 4), 1),  # four phases with one or two taps
-        ((5, 5), 64, (2, 2), 2),
+        ((5, 5), 64, (2, 2), 8),
         ((8, 8), 64, (4, 4), 1),  # 16 phases of 2 x 2 taps
-        ((3, 5), 64, one, 2),
-        ((7, 1), 64, one, 2),
+        ((3, 5), 47, one, 2),
+        ((7, 1), 42, one, 2),
     ):
         assert winograd_form((16, 16), kernel, channels, 64, stride, one, groups) == DIRECT
     assert winograd_form((16, 2), (1, 7), 64, 64, one, one, 1) == DIRECT  # tiles of four outputs would be half empty

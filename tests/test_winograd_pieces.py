@@ -19,7 +19,7 @@ from minidl.kernels.conv.forms import Kernel
 from minidl.kernels.conv.norms import no_norms
 from minidl.kernels.conv.reference import output_size
 
-PIECES = [  # form, taps and stride, and N, H, W, C, O, padding and, if it is not 1, dilation
+PIECES = [  # form, taps and stride, and N, H, W, C, O, padding and, if they are not 1, dilation and groups
     (F4X4_3X3, (2, 3, 1, 1), (3, 7, 9, 17, 33, (1, 1))),
     (F4X4_3X3, (3, 5, 1, 1), (2, 14, 13, 40, 16, (1, 2))),
     (F4X4_3X3, (5, 3, 1, 1), (2, 9, 6, 3, 5, (2, 1))),
@@ -41,6 +41,10 @@ PIECES = [  # form, taps and stride, and N, H, W, C, O, padding and, if it is no
     (F4X4_3X3, (3, 6, 1, 3), (2, 9, 19, 12, 20, (0, 2))),
     (F4X4_3X3, (2, 5, 3, 2), (2, 17, 19, 12, 20, (1, 2))),  # some rows are never read
     (F4X4_3X3, (6, 6, 2, 2), (2, 24, 24, 96, 128, (2, 2))),  # one sum of dweight, several groups of tiles
+    (F4X4_3X3, (3, 5, 1, 1), (2, 9, 10, 12, 20, (1, 2), (1, 1), 4)),  # groups of 3 and 5 channels
+    (F4X4_3X3, (5, 5, 2, 2), (3, 17, 19, 34, 18, (2, 1), (1, 1), 2)),
+    (F4X4_3X3, (6, 3, 1, 1), (16, 16, 16, 32, 32, (1, 1), (1, 1), 2)),  # several partial sums of dweight
+    (F1X4_1X5, (1, 9, 1, 1), (1, 10, 21, 80, 72, (0, 4), (1, 3), 2)),
     (F1X4_1X3, (1, 5, 1, 2), (3, 5, 33, 24, 40, (0, 2))),
     (F4X1_5X1, (9, 1, 2, 2), (3, 21, 5, 19, 24, (4, 0))),
 ]

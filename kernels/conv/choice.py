@@ -60,8 +60,8 @@ times as long). 3x3 with stride 2 and groups never uses a form. The form with th
 or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two columns, otherwise F(4x4,3x3). The form of
 y does not depend on the number of images. So the result for an image does not depend on the other images of its batch,
 except in the last bits on a CPU with AMX: AMX_TILES tiles or more use it. The form of dx and dweight depends on that
-number (`gradient_form`). Lines are used if the taps times the channels are at least FEWEST_TIMES_TAPS, and pieces from
-16 channels on, both without groups. Direct and Winograd (winograd_large.py) on two threads of a Zen 4, in ms, in a slow
+number (`gradient_form`). Lines are used if the taps times the channels of a group are at least FEWEST_TIMES_TAPS, and
+pieces from 16 channels on, in groups from 24 channels of a group on. Direct and Winograd (winograd_large.py) on two threads of a Zen 4, in ms, in a slow
 minute (sizes of x; with stride 2, 4 x 4 outputs):
 
     512 -> 512             1 image of 4 x 4       dx 1.1, 2.1      dweight 0.9, 1.3
@@ -89,8 +89,8 @@ STRIDE2_3X3, STRIDE2_4X4 = 13, 14  # 4 x 4 outputs with stride 2: y and dweight
 SPACED_3X3, SPACED_4X4 = 15, 16  # 8 x 8 pixels of dx in such a layer
 FREQUENT = F4X4_3X3, F2X2_3X3, F4X4_5X5  # in well-known networks
 FEWEST, FEWEST_5X5, FEWEST_SMALL, FEWEST_STRIDED, FEWEST_WITH_GROUPS = 8, 6, 16, 24, 16  # channels
-FEWEST_TIMES_TAPS = 150  # of a line: the taps times the channels
-FEWEST_IN_PIECES = 16
+FEWEST_TIMES_TAPS = 150  # of a line: the taps times the channels in a group
+FEWEST_IN_PIECES, FEWEST_IN_PIECES_OF_GROUPS = 16, 24  # channels; channels in a group
 FEWEST_PAIRS, FEWEST_IN_GROUP = 96, 4  # pairs of an input and an output channel; channels in a group
 AMX_CHANNELS, AMX_TILES = 32, 64  # at least, for y and dx on AMX; elsewhere vectors are as fast
 AMX_LEAST_PAIRS, AMX_MOST_PAIRS = 2**11, 2**14  # with more pairs of channels, U waits for the third-level cache
@@ -223,7 +223,7 @@ def _line_form(
 ) -> int:
     """Return _form for a kernel that is a line of taps: pieces of 3, 5 or 7 taps with the fewest products."""
     length, across = max(kernel), kernel[0] == 1
-    few = length * min(channels, outputs) < FEWEST_TIMES_TAPS or groups > 1
+    few = length * min(channels, outputs) < FEWEST_TIMES_TAPS * groups
     if few or (stride != (1, 1) and dilation != (1, 1)):
         return DIRECT
     r, each, step = 0, 0, stride[1] if across else stride[0]
@@ -242,7 +242,8 @@ def _form_in_pieces(
     images: int, out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
     """Return _form for a kernel that is computed as several kernels of 3 x 3 or of 4 x 4 taps."""
-    if min(channels, outputs) < FEWEST_IN_PIECES or groups > 1 or (stride != (1, 1) and dilation != (1, 1)):
+    least = FEWEST_IN_PIECES if groups == 1 else FEWEST_IN_PIECES_OF_GROUPS * groups
+    if min(channels, outputs) < least or (stride != (1, 1) and dilation != (1, 1)):
         return DIRECT
     three, tiles_of_three = 1, count_of(1, tiles_of((4, 4), out[0], out[1], dilation))
     four, tiles_of_four = 1, count_of(1, tiles_of((3, 3), out[0], out[1], dilation))

@@ -101,21 +101,24 @@ def _convolve_sizes(
 
 @helper
 def _multiply_groups(
-    count: int, channels: int, outputs: int, groups: int, kc: int, v: ndarray, v_at: int, v_row: int,
+    count: int, channels: int, outputs: int, groups: int, pieces: int, kc: int, v: ndarray, v_at: int, v_row: int,
     u: ndarray, u_at: int, products: ndarray, m_at: int, m_row: int,
 ) -> None:  # fmt: skip
-    """Compute M[k] for `count` tiles: one product for each group of channels."""
+    """Compute M[k] for `count` tiles: one product for each group of channels and each piece of the kernel."""
     deep, wide, columns = channels // groups, outputs // groups, panel_width(v)
+    rows = deep * pieces  # of a panel of U
     for g in range(groups):
         o = 0
         while o < wide:
-            left, right, to = v_at + g * deep, u_at + (g * round_up(wide, columns) + o) * deep, m_at + g * wide + o
+            left, right, to = v_at + g * deep, u_at + (g * round_up(wide, columns) + o) * rows, m_at + g * wide + o
             width = tile_columns(wide - o, v)
-            if deep <= MOST_PRODUCTS and width <= lanes(v):
+            if pieces == 1 and deep <= MOST_PRODUCTS and width <= lanes(v):
                 short_tile(count, deep, v, left, v_row, u, right, columns, products, to, m_row, width)
             else:
-                product_panel(count, width, deep, kc, False, v, left, v_row, 1, u, right, columns, columns * deep,
-                              products, to, m_row, u, right + width * deep)  # fmt: skip
+                for piece in range(pieces):
+                    at = right + piece * deep * columns
+                    product_panel(count, width, deep, kc, piece > 0, v, left + piece * channels, v_row, 1, u, at,
+                                  columns, columns * rows, products, to, m_row, u, at + width * deep)  # fmt: skip
             o += width
 
 
@@ -169,7 +172,7 @@ def _convolve_group(
             prefetch_part(pixels, following, k * panels, panels, False)
             prefetch_part(shortcut, added, k * panels, panels, False)
             prefetch_part(norms.x, normed, k * panels, panels, False)
-            _multiply_groups(count, channels, outputs, groups, kc, v, k * v_plane, v_row, u, u_at,
+            _multiply_groups(count, channels, outputs, groups, pieces, kc, v, k * v_plane, v_row, u, u_at,
                              products, k * m_plane, m_row)  # fmt: skip
             continue
         o = begin
@@ -228,9 +231,9 @@ def _weight_job(
         if HAS_AMX and amx:  # a constant: without AMX, Numba leaves this branch out
             split_weight(form, weight, kernel, phase, flip, block, u, u_plane, own)
         else:
-            piece, vector = block // each, block % each
+            piece, vector, rows = block // each, block % each, channels * pieces
             weight_to_planes(form, weight, kernel, phase, flip, groups, group, piece, vector, 0, outputs,
-                             u[group * channels * round_up(outputs, panel_width(u)) :], u_plane, channels * pieces,
+                             u[group * rows * round_up(outputs, panel_width(u)) :], u_plane, rows,
                              piece * channels + vector * lanes(weight))  # fmt: skip
 
 
