@@ -61,8 +61,8 @@ or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two co
 y does not depend on the number of images. So the result for an image does not depend on the other images of its batch,
 except in the last bits on a CPU with AMX: AMX_TILES tiles or more use it. The form of dx and dweight depends on that
 number (`gradient_form`). Lines are used if the taps times the channels of a group are at least FEWEST_TIMES_TAPS, and
-pieces from 16 channels on, in groups from 24 channels of a group on. Direct and Winograd (winograd_large.py) on two threads of a Zen 4, in ms, in a slow
-minute (sizes of x; with stride 2, 4 x 4 outputs):
+pieces from 16 channels on, in groups from 24 channels of a group on. Direct and Winograd (winograd_large.py) on two
+threads of a Zen 4, in ms, in a slow minute (sizes of x; with stride 2, 4 x 4 outputs):
 
     512 -> 512             1 image of 4 x 4       dx 1.1, 2.1      dweight 0.9, 1.3
                            2                         2.6, 2.9              1.7, 2.0

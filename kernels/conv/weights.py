@@ -36,7 +36,8 @@ def weight_to_planes(
     one vector of its input channels: vector number `block`. `begin` is a multiple of the panel width.
 
     A plane of u consists of panels (`rows`, panel width); the channels go to the rows `row`, row + 1, ... With `flip`
-    (for dx), the kernel g is rotated by 180 degrees, and input and output channels are exchanged.
+    (for dx), the kernel g is rotated by 180 degrees, has only the taps of a phase (forms.py), and input and output
+    channels are exchanged.
     """
     high, wide, inner, total = weight.shape
     r, (top, left) = tile_of(form)[1], first_tap(form, kernel, piece)
