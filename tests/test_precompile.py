@@ -136,7 +136,7 @@ def test_types_are_encoded_and_decoded_without_loss() -> None:
 @pytest.mark.parametrize(
     ("w_shape", "groups", "algorithm"),
     [((3, 3, 64, 64), 1, "winograd"), ((1, 1, 64, 64), 1, "product"), ((3, 3, 1, 64), 64, "narrow"),
-     ((9, 9, 64, 64), 1, "direct")],
+     ((9, 9, 64, 64), 1, "winograd"), ((9, 9, 16, 64), 4, "direct")],
 )  # fmt: skip
 @pytest.mark.parametrize("winograd", [True, False])
 def test_a_convolution_is_the_kernel_of_one_algorithm(
