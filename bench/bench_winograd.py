@@ -149,12 +149,11 @@ def accuracy() -> None:
         out = output_size(image.shape, kernel.shape, steps, pad, (1, 1))
         dy = random.standard_normal((n, *out, channels), np.float32)
         y, dx, dw = np.empty_like(dy), np.empty_like(image), np.empty_like(kernel)
-        shapes = image.shape, kernel.shape, pad, (1, 1)
-        images, taps, *padding = shapes
+        shapes = image.shape, kernel.shape, steps
         sizes = (
-            winograd.forward_scratch(form, images, taps, steps, *padding),
-            winograd.backward_input_scratch(of_dx, images, taps, steps, (1, 1)),
-            winograd_gradient.backward_weight_scratch(form, images, taps, steps, *padding),
+            winograd.forward_scratch(form, *shapes, pad, (1, 1)),
+            winograd.backward_input_scratch(of_dx, *shapes, (1, 1)),
+            winograd_gradient.backward_weight_scratch(form, *shapes, pad, (1, 1)),
         )
         scratch = [np.empty(size, np.float32) for size in sizes]
         norms = no_norms(none)

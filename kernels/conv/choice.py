@@ -77,6 +77,7 @@ from __future__ import annotations
 
 from minidl.engine.jit import HAS_AMX, helper
 
+from .geometry import ceildiv
 from .reference import Pair
 from .sizes import NARROW
 
@@ -133,17 +134,13 @@ def input_form(
     groups: int,
 ) -> int:  # fmt: skip
     """Return the form of dx, or DIRECT: dy has `channels` channels, dx has `outputs` channels, and out = (H, W)."""
-    if stride == (1, 1):
-        return gradient_form(images, out, kernel, channels, outputs, stride, dilation, groups)
-    phase = (out[0] + stride[0] - 1) // stride[0], (out[1] + stride[1] - 1) // stride[1]
-    if stride != (2, 2) or (kernel != (3, 3) and kernel != (4, 4)):
-        some = kernel[0] < stride[0] or kernel[1] < stride[1]  # pixels of dx that belong to no tap
-        form = gradient_form(images, phase, kernel, channels, outputs, stride, dilation, groups)
-        return DIRECT if some else form
-    if padding[0] % 2 == 0 or padding[1] % 2 == 0:  # the matrices are for odd paddings
-        return DIRECT
+    phase = ceildiv(out[0], stride[0]), ceildiv(out[1], stride[1])  # every stride-th row and column
     form = gradient_form(images, phase, kernel, channels, outputs, stride, dilation, groups)
-    return form_of_dx(form) if form >= STRIDE2_3X3 else DIRECT
+    if form >= STRIDE2_3X3:
+        even = padding[0] % 2 == 0 or padding[1] % 2 == 0  # the matrices are for odd paddings
+        return DIRECT if even else form_of_dx(form)
+    without_taps = kernel[0] < stride[0] or kernel[1] < stride[1]  # some pixels of dx
+    return DIRECT if without_taps else form
 
 
 @helper
@@ -212,9 +209,9 @@ def _form(
 
 
 @helper
-def _pieces(taps: int, stride: int, r: int) -> int:
+def pieces_along(taps: int, stride: int, r: int) -> int:
     """Return into how many pieces of r taps a kernel is cut along an axis (`pieces_of` in forms.py)."""
-    return min(taps, stride) * (((taps + stride - 1) // stride + r - 1) // r)
+    return min(taps, stride) * ceildiv(ceildiv(taps, stride), r)
 
 
 @helper
@@ -228,7 +225,7 @@ def _line_form(
         return DIRECT
     r, each, step = 0, 0, stride[1] if across else stride[0]
     for taps in (3, 5, 7):
-        products = _pieces(length, step, taps) * (taps + 3)  # a tile has 4 outputs
+        products = pieces_along(length, step, taps) * (taps + 3)  # a tile has 4 outputs
         if r == 0 or products < each:
             r, each = taps, products
     tiles = tiles_of((1, 4) if across else (4, 1), out[0], out[1], dilation)
@@ -248,8 +245,8 @@ def _form_in_pieces(
     three, tiles_of_three = 1, count_of(1, tiles_of((4, 4), out[0], out[1], dilation))
     four, tiles_of_four = 1, count_of(1, tiles_of((3, 3), out[0], out[1], dilation))
     for axis in range(2):
-        three *= _pieces(kernel[axis], stride[axis], 3)
-        four *= _pieces(kernel[axis], stride[axis], 4)
+        three *= pieces_along(kernel[axis], stride[axis], 3)
+        four *= pieces_along(kernel[axis], stride[axis], 4)
     form, pieces, tiles = F4X4_3X3, three, tiles_of_three
     if four * tiles_of_four < three * tiles_of_three:
         form, pieces, tiles = F3X3_4X4, four, tiles_of_four

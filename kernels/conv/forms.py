@@ -25,6 +25,7 @@ from .choice import (
     SPACED_4X4,
     STRIDE2_3X3,
     STRIDE2_4X4,
+    pieces_along,
 )
 from .geometry import ceildiv
 from .reference import Pair
@@ -98,7 +99,8 @@ _ALL = sorted(_BOTH)
 _AT, _G, _BT = ({form: (_BOTH[form][0][i], _BOTH[form][1][i]) for form in _ALL} for i in range(3))
 input_transform = make_transform(_BT)
 normalizing_transform = make_normalizing_transform(_BT[F4X4_3X3])
-weight_transform = make_transform({form: (distinct(g[0]), distinct(g[1])) for form, g in _G.items()})
+_DISTINCT_G = {form: (distinct(a), distinct(b)) for form, (a, b) in _G.items()}
+weight_transform = make_transform(_DISTINCT_G)
 output_transform = make_output_transform(_AT)
 spread_transform = make_transform(_transposed(_AT))  # for dweight: A dy AT
 gather_transform = make_transform(_transposed(_G))  # GT dU G
@@ -111,10 +113,9 @@ _TILES = (
 )
 _STEPS = dict.fromkeys((STRIDE2_3X3, STRIDE2_4X4), (8, 8)) | dict.fromkeys(_SPACED, (4, 4))
 _WINDOWS = ((_NONE, _NONE), *((_widths(_BT[form]), _STEPS.get(form, _lengths(_AT[form]))) for form in _ALL))
-_SIDES = (0, *(len(distinct(_G[form][1])) for form in _ALL))  # planes of U along the horizontal axis
-_PLANES = (0, *(len(distinct(_G[form][0])) * len(distinct(_G[form][1])) for form in _ALL))
+_SIDES = (_NONE, *(_lengths(_DISTINCT_G[form]) for form in _ALL))  # planes of U
 _MOST = max(len(g) for g, _ in _G.values())
-_ROWS = ((0,) * _MOST, *(_rows_among(distinct(_G[form][0]), _G[form][0], _MOST) for form in _ALL))
+_ROWS = ((0,) * _MOST, *(_rows_among(_DISTINCT_G[form][0], _G[form][0], _MOST) for form in _ALL))
 
 
 @helper
@@ -151,8 +152,8 @@ def pieces_of(form: int, kernel: Kernel) -> Pair:
     With stride s, an output reads every s-th pixel with every s-th tap, beginning with each of the first s taps. So the
     taps have s phases along an axis, and each phase has blocks of r taps. The last block may be incomplete.
     """
-    blocks = _blocks_of(form, kernel)
-    return min(kernel[0], kernel[2]) * blocks[0], min(kernel[1], kernel[3]) * blocks[1]
+    r = _TILES[form][1]
+    return pieces_along(kernel[0], kernel[2], r[0]), pieces_along(kernel[1], kernel[3], r[1])
 
 
 @helper
@@ -206,13 +207,14 @@ def window_of(form: int) -> tuple[Pair, Pair]:
 @helper
 def weight_side(form: int) -> int:
     """Return the number of planes of U along a row. In some forms, several positions have the same weights."""
-    return _SIDES[form]
+    return _SIDES[form][1]
 
 
 @helper
 def weight_planes(form: int) -> int:
     """Return the number of planes of U."""
-    return _PLANES[form]
+    side = _SIDES[form]
+    return side[0] * side[1]
 
 
 @helper
@@ -221,7 +223,7 @@ def weight_plane(form: int, k: int) -> int:
     if form < STRIDE2_3X3:  # each plane of V has its own; the tables below would slow down small layers
         return k
     n, rows = tile_of(form)[2][1], _ROWS[form]
-    return rows[k // n] * _SIDES[form] + rows[k % n]
+    return rows[k // n] * weight_side(form) + rows[k % n]
 
 
 @helper

@@ -5,7 +5,7 @@ F(m, r) computes m outputs of a 1-D convolution with r taps in n = m + r - 1 mul
     y (m,) = AT [ (G g) * (BT d) ]        g (r,) the taps, d (n,) the inputs, * element by element
 
 Toom and Cook multiply two polynomials: G and A evaluate them at n points, and B computes the coefficients of the
-product from its values at the points. Winograd transposed this method. In 2-D each matrix is applied along both axes.
+product from its values at the points. Winograd transposed this method. In 2-D, there is a matrix for each axis.
 
 The points determine the rounding error. Usual points for n = 6 are 0, +-1, +-2 and infinity. With 0, +-3/4, +-3/2 and
 infinity, the error is two to five times smaller, and the number of instructions is the same (WINOGRAD.md).

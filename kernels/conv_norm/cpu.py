@@ -44,8 +44,8 @@ def adds_up(
         algorithm, form = algorithm_of_dx(x_shape, w_shape, *options, winograd)
         channels, outputs, out = outputs, channels, x_shape[1:3]
     if algorithm == "winograd":
-        kernel = kernel_of(form, w_shape[:2], stride if output == "y" else (1, 1))
-        if output == "dx" and kernel_of(form, w_shape[:2], stride)[2:] != (1, 1):
+        kernel = kernel_of(form, w_shape[:2], stride)
+        if output == "dx" and kernel[2:] != (1, 1):  # phases
             return False
         return fast.adds_up(form, x_shape[0], out, kernel, channels, outputs, groups, dilation)
     if algorithm == "product":
