@@ -31,7 +31,7 @@ from minidl.kernels.conv.short import MOST_PRODUCTS
 from minidl.kernels.matmul.amx import SIDE
 from minidl.kernels.matmul.amx_product import DEPTH, WIDE, block_of_strips, depth_of_strips, uses_amx
 from minidl.kernels.matmul.blocks import HEIGHTS_OF_TWO, LANES, MR, NR, PANELS, PRODUCT_MR, block_depth, block_rows
-from minidl.kernels.matmul.cpu import B_IN_PLACE_STRIPS, PACK_A_PANELS
+from minidl.kernels.matmul.share import B_IN_PLACE_STRIPS, PACK_A_PANELS
 from minidl.kernels.matmul.tile import panels_of
 from minidl.program.dependence import FIRST_WRITTEN
 from minidl.program.table import Operand

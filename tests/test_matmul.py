@@ -15,6 +15,7 @@ from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.kernels.matmul import cpu
 from minidl.kernels.matmul.amx_product import uses_amx
+from minidl.kernels.matmul.share import share_scratch
 
 Shape = tuple[int, ...]
 
@@ -52,7 +53,7 @@ def test_products_of_few_rows_have_the_bits_of_many(depth: int, columns: int, dt
     a, b, bias = (random.standard_normal(shape).astype(dtype) for shape in ((300, depth), (depth, columns), (columns,)))
 
     def product(rows: int, parts: int) -> np.ndarray:
-        scratch = np.empty(parts * cpu._scratch_size(rows, columns, depth), dtype)
+        scratch = np.empty(parts * share_scratch(rows, columns, depth), dtype)
         out = np.full((rows, columns), np.nan, dtype)
         cpu.nn(a[:rows].copy(), b, bias, True, scratch[:0], scratch, out)
         return out
@@ -73,7 +74,7 @@ def test_bits_of_high_products_do_not_depend_on_the_number_of_threads(rows: int,
     random = np.random.default_rng(0)
     a, b = (random.standard_normal(shape, np.float32) for shape in ((rows, depth), (depth, columns)))
     bias, exact = random.standard_normal(columns, np.float32), a.astype(np.float64) @ b
-    each = (cpu._memory_on_amx if uses_amx(rows, columns, depth) else cpu._scratch_size)(rows, columns, depth)
+    each = (cpu._memory_on_amx if uses_amx(rows, columns, depth) else share_scratch)(rows, columns, depth)
     for transposed in ("neither", "a", "b"):
         found = []
         for parts in (1, 2, 3, 7):

@@ -24,6 +24,7 @@ from minidl.kernels.matmul.amx_product import uses_amx
 from minidl.kernels.matmul.blocks import LANES, LINE, NR, PRODUCT_MR, aligned
 from minidl.kernels.matmul.operands import Left, Right
 from minidl.kernels.matmul.pack import pack_columns, pack_rows
+from minidl.kernels.matmul.share import share, share_scratch
 from minidl.kernels.matmul.tile import panel_width
 
 from .geometry import ceildiv
@@ -142,7 +143,7 @@ def _panel_size(depth: int) -> int:
 @helper
 def _memory_of_task(pixels: int, channels: int, outputs: int) -> int:
     """Return the size of a task's scratch, for products of `channels` numbers."""
-    return matmul.serial_scratch(_chunk(pixels, channels, outputs, 1) + PRODUCT_MR, outputs, channels)
+    return share_scratch(_chunk(pixels, channels, outputs, 1) + PRODUCT_MR, outputs, channels)
 
 
 def adds_up(pixels: int, channels: int, outputs: int) -> bool:
@@ -187,7 +188,7 @@ def _chunks(
     for number in range(task * chunks // tasks, (task + 1) * chunks // tasks):
         first, last = number * each, min(pixels, (number + 1) * each)
         left = Left(source.reshape(-1)[first * depth : last * depth], depth, 1)
-        matmul.serial_product(left, b, depth, bias if simple else none, relu and simple, memory, y[first:last])
+        share(0, 1, left, b, depth, bias if simple else none, relu and simple, memory, y[first:last])
         if not simple:
             _finish_rows(first, last, end, shortcut, relu, y)
         since = add_up(out, since, last, norms)
