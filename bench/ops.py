@@ -60,6 +60,7 @@ OPS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Op, Op]] = {
     "absolute": (IMAGES, NONE, lambda x, w: ops.absolute(x), lambda x, w: x.abs()),
     "gelu": (IMAGES, NONE, lambda x, w: ops.gelu(x), lambda x, w: F.gelu(x)),
     "silu": (IMAGES, NONE, lambda x, w: ops.silu(x), lambda x, w: F.silu(x)),
+    "batched-product": ((148, 49, 32), (148, 32, 49), ops.matmul, torch.matmul),
     "transpose": (
         (37, 49, 128),
         NONE,

@@ -31,6 +31,7 @@ from minidl.kernels.conv.short import MOST_PRODUCTS
 from minidl.kernels.matmul.amx import SIDE
 from minidl.kernels.matmul.amx_product import DEPTH, WIDE, block_of_strips, depth_of_strips, uses_amx
 from minidl.kernels.matmul.blocks import HEIGHTS_OF_TWO, LANES, MR, NR, PANELS, PRODUCT_MR, block_depth, block_rows
+from minidl.kernels.matmul.cpu import LARGE
 from minidl.kernels.matmul.share import B_IN_PLACE_STRIPS, PACK_A_PANELS
 from minidl.kernels.matmul.tile import panels_of
 from minidl.program.dependence import FIRST_WRITTEN
@@ -40,9 +41,7 @@ FLOAT, PARTS = 4, 6  # bytes of a number, and of its parts on AMX
 SCRATCH = "packed", "scratch", "partial", "sums"  # memory of the kernel itself: `work` counts how it is used
 READ_TWICE = {"norm.batch_norm": ("x",), "norm.batch_norm_backward": ("dy", "x"), "norm.affine_backward": ("dy", "x")}
 RUNNING = "running_mean", "running_var"
-READ_AND_WRITTEN = {
-    "elementwise.accumulate": ("out",), "norm.batch_norm": RUNNING, "conv_norm.batch_norm": RUNNING,
-}  # fmt: skip
+READ_AND_WRITTEN = {"elementwise.accumulate": ("out",), "norm.batch_norm": RUNNING, "conv_norm.batch_norm": RUNNING}
 READ_BY_ALL = {"matmul.nn": ("a",), "matmul.nt": ("a",), "matmul.tn": ("a",)}  # each thread reads the whole array
 
 
@@ -133,10 +132,14 @@ def work(name: str, arguments: Mapping[str, Any], distances: Mapping[str, float]
     op, _, kernel = name.partition(".")
     shapes = {key: operand.shape for key, operand in arrays.items()}
     if op == "matmul":
-        rows, columns = shapes["out"]
-        depth = shapes["a"][0 if name == "matmul.tn" else 1]
-        inside = _matmul(kernel, rows, columns, depth, threads, "packed" in arrays)
-        return inside._replace(streams=streams + inside.streams)
+        *batch, rows, columns = shapes["out"]
+        if batch:
+            kernel = "tn" if arguments["a_transposed"] else "nt" if arguments["b_transposed"] else "nn"
+        depth, count = shapes["a"][-2 if kernel == "tn" else -1], math.prod(batch)
+        alone = batch and rows * columns * depth < LARGE  # a thread computes whole matrices
+        inside = _matmul(kernel, rows, columns, depth, 1 if alone else threads, "packed" in arrays)
+        within = [Stream(count * s.read, count * s.written, s.distance) for s in inside.streams]
+        return inside._replace(multiply_adds=count * inside.multiply_adds, streams=streams + within)
     if op.startswith("conv") and "batch_norm" not in kernel:
         inside = _convolution(kernel, shapes, arguments, threads)
         return inside._replace(streams=streams + inside.streams)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -10,12 +11,14 @@ from hypothesis import given
 from hypothesis.extra import numpy as npst
 from ops_helper import check_op, torch
 
-from minidl import ops
+from minidl import nn, ops
+from minidl.engine.parameter import Parameter
 from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.kernels.matmul import cpu
 from minidl.kernels.matmul.amx_product import uses_amx
 from minidl.kernels.matmul.share import share_scratch
+from minidl.program.replay import Gradient
 
 Shape = tuple[int, ...]
 
@@ -37,6 +40,7 @@ Shape = tuple[int, ...]
         ((2, 0), (0, 3)),  # empty sums
         ((0, 2, 3), (3, 4)),
         ((67, 33), (33, 65)),  # several blocks of rows
+        ((3, 7, 2, 5), (5, 4)),  # the rows of 21 matrices
     ],
 )
 def test_matmul(a: Shape, b: Shape) -> None:
@@ -90,6 +94,57 @@ def test_bits_of_high_products_do_not_depend_on_the_number_of_threads(rows: int,
             found.append(out.tobytes())
             np.testing.assert_allclose(out, exact, rtol=0, atol=1e-4)
         assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "count, rows, depth, columns",
+    [(7, 49, 32, 50), (5, 150, 70, 33), (3, 4, 300, 17), (6, 300, 7, 9), (2, 130, 129, 150)],
+)
+def test_a_batch_has_the_bits_of_its_products(count: int, rows: int, depth: int, columns: int, dtype: type) -> None:
+    """Threads divide the matrices, except large ones, which they compute together: the last case, on AMX if it is
+    float32. Batches of any stored form, on any number of threads."""
+    random = np.random.default_rng(0)
+    a = random.standard_normal((count, rows, depth)).astype(dtype)
+    b = random.standard_normal((count, depth, columns)).astype(dtype)
+    size = cpu.nt_scratch(rows, columns, depth)
+    none, scratch = np.empty(0, dtype), np.empty(size, dtype)
+    one_by_one = np.full((count, rows, columns), np.nan, dtype)
+    for i in range(count):
+        cpu.nn(a[i], b[i], none, False, none, scratch, one_by_one[i])
+    exact = a.astype(np.float64) @ b
+    np.testing.assert_allclose(one_by_one, exact, rtol=0, atol=1e-4 if dtype is np.float32 else 1e-12)
+    large = rows * depth * columns >= cpu.LARGE
+    assert large == (count == 2)
+    for a_transposed, b_transposed in itertools.product((False, True), repeat=2):
+        left, right = (
+            x.swapaxes(1, 2).copy() if transposed else x for x, transposed in ((a, a_transposed), (b, b_transposed))
+        )
+        for parts in (1, 2, 3, 8):
+            memory = np.empty(size if large else parts * share_scratch(rows, columns, depth), dtype)
+            out = np.full_like(one_by_one, np.nan)
+            cpu.batched(left, a_transposed, right, b_transposed, memory, out)
+            assert out.tobytes() == one_by_one.tobytes()
+
+
+def test_a_batch_times_one_matrix_is_one_product() -> None:
+    """x (N, S, C) @ w (C, K) neither copies w for each of the N matrices nor sums N gradients of it."""
+    x, w = (Parameter(np.random.default_rng(0).standard_normal(shape, np.float32)) for shape in ((37, 49, 16), (16, 8)))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x, self.w = x, w
+
+        def forward(self, _: object) -> Tensor:
+            return ops.reshape(self.x @ self.w, (1, -1))
+
+    gradient = Gradient(Model(), ops.cross_entropy)
+    for _ in range(2):
+        gradient(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
+    (program,) = gradient.programs.values()
+    products = [name for name in program.calls if name.startswith("matmul.")]
+    assert sorted(products) == ["matmul.nn", "matmul.nt", "matmul.tn"]
 
 
 @given(npst.mutually_broadcastable_shapes(signature="(m?,k),(k,n?)->(m?,n?)", max_dims=2, max_side=3))

@@ -97,6 +97,15 @@ def test_a_product() -> None:
     assert work.beyond(1 << 30) == ((128 * 512 + 512 * 512 + 512) * 4, 128 * 512 * 4)
 
 
+def test_a_batch_of_products_is_as_many_products() -> None:
+    batch = {"a_transposed": True, "b_transposed": False, **arrays(a=(5, 70, 40), b=(5, 70, 90), out=(5, 40, 90))}
+    one = traffic.work("matmul.tn", given := arrays(a=(70, 40), b=(70, 90), out=(40, 90)), far(given), 1)
+    for threads in (1, 2):
+        work = traffic.work("matmul.batched", batch, far(batch), threads)
+        assert work.multiply_adds == 5 * one.multiply_adds
+        assert work.beyond(-1) == (5 * one.beyond(-1)[0], 5 * one.beyond(-1)[1])
+
+
 def test_a_product_of_one_row_reads_the_weights_once() -> None:
     given = arrays(a=(1, 784), b=(784, 512), bias=(512,), packed=(0,), scratch=(9,), out=(1, 512))
     work = traffic.work("matmul.nn", given, {**far(given), "b": 3e6}, 1)

@@ -40,6 +40,7 @@ from .short_sums import has_short_sums, panels_size, share_of_short_sums
 from .tile import lanes, panel_width, whole_vectors
 
 SERIAL_BELOW = 2**17  # for fewer multiplications, one thread is faster than two
+LARGE = 2**21  # multiplications: all threads compute such a matrix of a batch together
 # One core reads a b of 1 MB in 16 us (measured: Zen 4). For a smaller one, a second core saves no time.
 FEW_SERIAL_BELOW = 2**18  # one thread computes `nn` of few rows if b has fewer numbers
 
@@ -87,18 +88,25 @@ def _divides_rows(parts: int, out: ndarray) -> bool:
     return (rows >= columns and by_rows < by_pairs) or (rows >= 2 * columns and 16 * by_rows <= 17 * by_pairs)
 
 
+@helper
+def _on_one_thread(
+    a: Left, b: Right, depth: int, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray
+) -> None:  # fmt: skip
+    if b.column == 1 and not b.packed and has_short_sums(out.shape[0], out.shape[1], depth):
+        share_of_short_sums(0, 1, a, b, depth, bias, relu, scratch, out)
+    else:
+        share(0, 1, a, b, depth, bias, relu, scratch, out)
+
+
 @parallel_jit
 def _divide(a: Left, b: Right, depth: int, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray) -> None:
     """Divide the tiles of the output among the threads, as many as have scratch."""
     each = share_scratch(out.shape[0], out.shape[1], depth)
     parts = scratch.size // each
-    short = b.column == 1 and not b.packed and has_short_sums(out.shape[0], out.shape[1], depth)
     if parts == 1:  # without a parallel loop, no other thread has to wake up
-        if short:
-            share_of_short_sums(0, 1, a, b, depth, bias, relu, scratch, out)
-        else:
-            share(0, 1, a, b, depth, bias, relu, scratch, out)
+        _on_one_thread(a, b, depth, bias, relu, scratch, out)
         return
+    short = b.column == 1 and not b.packed and has_short_sums(out.shape[0], out.shape[1], depth)
     for part in prange(parts):
         own, number = scratch[part * each : (part + 1) * each], np.int64(part)
         # np.int64: the index of a prange loop is unsigned; with signed integers, Numba would compute in float64.
@@ -135,31 +143,86 @@ def _product(
         _divide(a, b, depth, bias, relu, scratch, out)
 
 
+@helper
+def _left(a: ndarray, transposed: bool) -> Left:
+    """Return how to find the numbers of a (M, K), or of its transpose (K, M)."""
+    return Left(a.reshape(a.size), 1, a.shape[1]) if transposed else Left(a.reshape(a.size), a.shape[1], 1)
+
+
+@helper
+def _right(b: ndarray, transposed: bool) -> Right:
+    """Return how to find the numbers of b (K, N), or of its transpose (N, K)."""
+    numbers, columns = b.reshape(b.size), b.shape[1]
+    if transposed:
+        return Right(numbers, panel_width(b) * columns, 1, columns, False)
+    return Right(numbers, panel_width(b), columns, 1, False)
+
+
 @jit
 def nn(a: ndarray, b: ndarray, bias: ndarray, relu: bool, packed: ndarray, scratch: ndarray, out: ndarray) -> None:
     """Compute out (M, N) = a (M, K) @ b (K, N), plus bias (N,) unless its size is 0; then apply relu if `relu`.
 
     packed: of size 0, or packed_size(M, N, K) numbers, see reference.py; scratch: nn_scratch(M, N, K) numbers
     """
-    k, n = b.shape
-    left, right = Left(a.reshape(a.size), k, 1), Right(b.reshape(b.size), panel_width(b), n, 1, False)
-    _product(left, right, k, bias, relu, packed, scratch, out)
+    _product(_left(a, False), _right(b, False), a.shape[1], bias, relu, packed, scratch, out)
 
 
 @jit
 def nt(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
     """out (M, N) = a (M, K) @ b (N, K)^T"""
-    k = b.shape[1]
-    left, right = Left(a.reshape(a.size), k, 1), Right(b.reshape(b.size), panel_width(b) * k, 1, k, False)
-    _product(left, right, k, scratch[:0], False, scratch[:0], scratch, out)
+    _product(_left(a, False), _right(b, True), a.shape[1], scratch[:0], False, scratch[:0], scratch, out)
 
 
 @jit
 def tn(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
     """out (M, N) = a (K, M)^T @ b (K, N)"""
-    (k, m), n = a.shape, b.shape[1]
-    left, right = Left(a.reshape(a.size), 1, m), Right(b.reshape(b.size), panel_width(b), n, 1, False)
-    _product(left, right, k, scratch[:0], False, scratch[:0], scratch, out)
+    _product(_left(a, True), _right(b, False), a.shape[0], scratch[:0], False, scratch[:0], scratch, out)
+
+
+@apart_jit
+def _matrices(
+    first: int, last: int, a: ndarray, a_transposed: bool, b: ndarray, b_transposed: bool, depth: int,
+    scratch: ndarray, out: ndarray,
+) -> None:  # fmt: skip
+    """Compute the matrices `first` to `last` - 1 of `out`."""
+    for i in range(first, last):
+        left, right = _left(a[i], a_transposed), _right(b[i], b_transposed)
+        _on_one_thread(left, right, depth, scratch[:0], False, scratch, out[i])
+
+
+@parallel_jit
+def _divide_matrices(
+    parts: int, a: ndarray, a_transposed: bool, b: ndarray, b_transposed: bool, depth: int, scratch: ndarray,
+    out: ndarray,
+) -> None:  # fmt: skip
+    """Divide the matrices of `out` among `parts` threads."""
+    each, count = scratch.size // parts, out.shape[0]
+    for part in prange(parts):
+        number = np.int64(part)  # an index of prange is unsigned: with signed integers, Numba would compute in float64
+        _matrices(number * count // parts, (number + 1) * count // parts, a, a_transposed, b, b_transposed, depth,
+                  scratch[number * each : (number + 1) * each], out)  # fmt: skip
+
+
+@jit
+def batched(
+    a: ndarray, a_transposed: bool, b: ndarray, b_transposed: bool, scratch: ndarray, out: ndarray
+) -> None:  # fmt: skip
+    """Compute out[i] (M, N) = a[i] @ b[i], see reference.py; scratch: batched_scratch(B, M, N, K) numbers.
+
+    Unless the matrices are LARGE, each is computed by one thread. The bits are those of nn, nt and tn.
+    """
+    (count, rows, columns), depth = out.shape, a.shape[1 if a_transposed else 2]
+    work = rows * columns * depth
+    if work == 0 or work >= LARGE:
+        for i in range(count):
+            left, right = _left(a[i], a_transposed), _right(b[i], b_transposed)
+            _product(left, right, depth, scratch[:0], False, scratch[:0], scratch, out[i])
+        return
+    parts = scratch.size // share_scratch(rows, columns, depth)
+    if parts == 1:
+        _matrices(0, count, a, a_transposed, b, b_transposed, depth, scratch, out)
+    else:
+        _divide_matrices(parts, a, a_transposed, b, b_transposed, depth, scratch, out)
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
@@ -183,3 +246,12 @@ def nt_scratch(rows: int, columns: int, depth: int) -> int:
 
 
 tn_scratch = nt_scratch
+
+
+def batched_scratch(count: int, rows: int, columns: int, depth: int) -> int:
+    """Return the number of elements of scratch, for `count` matrices (rows, columns) and sums of `depth` products."""
+    work = rows * columns * depth
+    if work == 0 or work >= LARGE:
+        return nt_scratch(rows, columns, depth)
+    parts = min(threads(), count) if count * work >= SERIAL_BELOW else 1
+    return parts * int(share_scratch(rows, columns, depth))

@@ -20,6 +20,7 @@ TILES = {  # of 256 threads: bytes of an element -> tiles, from narrow to wide
 }
 NARROW = (Tile(512, 8, 16, 4, blocks=6), Tile(512, 16, 8, 8, blocks=3), Tile(256, 32, 8, 8, blocks=3))
 MEDIUM = Tile(128, 64, 8, 8)  # NARROW and MEDIUM: of 64 or 128 threads
+MOST_PLANES = 65535  # the limit of CUDA for the third dimension of a grid
 BY_ROWS = (*NARROW, Tile(128, 64, 8, 8, blocks=3))  # a's tile keeps its rows; the widest: for nt only
 
 
@@ -34,6 +35,11 @@ def packed_size(rows: int, columns: int, depth: int) -> int:
 
 
 nt_scratch = tn_scratch = nn_scratch
+
+
+def batched_scratch(count: int, rows: int, columns: int, depth: int) -> int:
+    """Return the number of elements of batched's scratch: here 0."""
+    return 0
 
 
 def narrowest(tiles: tuple[Tile, ...], columns: int) -> Tile:
@@ -81,3 +87,11 @@ def nt(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
 
 def tn(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
     _product(a, b, scratch[:0], False, out, a_along=False, b_along=False)
+
+
+def batched(
+    a: ndarray, a_transposed: bool, b: ndarray, b_transposed: bool, scratch: ndarray, out: ndarray
+) -> None:
+    for first in range(0, len(out), MOST_PLANES):
+        part = slice(first, first + MOST_PLANES)
+        _product(a[part], b[part], scratch[:0], False, out[part], not a_transposed, b_transposed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .cuda import batched as batched  # in float32
+from .cuda import batched_scratch as batched_scratch
 from .cuda import nn_scratch as nn_scratch
 from .cuda import nt_scratch as nt_scratch
 from .cuda import tn_scratch as tn_scratch

@@ -1,13 +1,14 @@
 """Matrix products: the definition. The names say how a and b are stored: n for not transposed, t for transposed.
 
-A layer y = x @ w needs all three forms: `nn` forward, `nt` for dx = dy @ w^T, `tn` for dw = x^T @ dy.
+A layer y = x @ w needs all three forms: `nn` forward, `nt` for dx = dy @ w^T, `tn` for dw = x^T @ dy. `batched`
+multiplies many pairs of matrices, such as the queries and keys of each image.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["nn", "nt", "tn"]
+__all__ = ["batched", "nn", "nt", "tn"]
 
 
 def nn(
@@ -39,6 +40,17 @@ def tn(a: np.ndarray, b: np.ndarray, scratch: np.ndarray, out: np.ndarray) -> No
     nn(a.T, b, scratch[:0], False, scratch[:0], scratch, out)
 
 
+def batched(
+    a: np.ndarray, a_transposed: bool, b: np.ndarray, b_transposed: bool, scratch: np.ndarray, out: np.ndarray
+) -> None:
+    """Compute out[i] (M, N) = a[i] (M, K) @ b[i] (K, N) for each i < B. Matrices may be stored transposed, all a[i] as
+    (K, M), or all b[i] as (N, K).
+    """
+    for i in range(len(out)):
+        left, right = a[i].T if a_transposed else a[i], b[i].T if b_transposed else b[i]
+        nn(left, right, scratch[:0], False, scratch[:0], scratch, out[i])
+
+
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
     """Return the number of elements of scratch: here 0."""
     return 0
@@ -50,3 +62,8 @@ def packed_size(rows: int, columns: int, depth: int) -> int:
 
 
 nt_scratch = tn_scratch = nn_scratch
+
+
+def batched_scratch(count: int, rows: int, columns: int, depth: int) -> int:
+    """Return the number of elements of batched's scratch: here 0."""
+    return 0

@@ -20,21 +20,21 @@ class MatMul(Function):
 
     def forward(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         self.a, self.b = a, b
-        y = self.device.empty((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
-        no_bias = self.device.empty((0,), a.dtype)
-        for i in range(len(y)):
-            product(self.device, a[i], b[i], no_bias, y[i])
-        return y
+        return self.products(a, False, b, False)
 
     def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:
-        da = self.device.empty(self.a.shape, dy.dtype) if self.needs[0] else None
-        db = self.device.empty(self.b.shape, dy.dtype) if self.needs[1] else None
-        for i in range(len(dy)):
-            if da is not None:
-                product_with_transposed(self.device, dy[i], self.b[i], da[i])
-            if db is not None:
-                transposed_product(self.device, self.a[i], dy[i], db[i])
-        return da, db
+        return (
+            self.products(dy, False, self.b, True) if self.needs[0] else None,
+            self.products(self.a, True, dy, False) if self.needs[1] else None,
+        )
+
+    def products(self, a: np.ndarray, a_transposed: bool, b: np.ndarray, b_transposed: bool) -> np.ndarray:
+        rows, depth = a.shape[:0:-1] if a_transposed else a.shape[1:]
+        out = self.device.empty((len(a), rows, b.shape[1 if b_transposed else 2]), a.dtype)
+        kernels = self.device.matmul
+        scratch = self.device.empty((kernels.batched_scratch(*out.shape, depth),), a.dtype)
+        kernels.batched(a, a_transposed, b, b_transposed, scratch, out)
+        return out
 
 
 class Linear(Function):
@@ -90,11 +90,13 @@ def matmul(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Tensor:
         batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     except ValueError:
         raise ShapeError(f"matmul: {a.shape} @ {b.shape}: the leading axes do not broadcast") from None
-    left, right = (broadcast_to(t, (*batch, *t.shape[-2:])) for t in (left, right))
-    count = math.prod(batch)
-    y = MatMul.apply(reshape(left, (count, *left.shape[-2:])), reshape(right, (count, *right.shape[-2:])))
     rows, columns = left.shape[-2:-1] if a.ndim > 1 else (), right.shape[-1:] if b.ndim > 1 else ()
-    return reshape(y, (*batch, *rows, *columns))
+    shape = (*batch, *rows, *columns)
+    if right.ndim == 2:  # the rows of all matrices are the rows of one
+        return reshape(Linear.apply(reshape(left, (math.prod(left.shape[:-1]), left.shape[-1])), right), shape)
+    left, right = (broadcast_to(t, (*batch, *t.shape[-2:])) for t in (left, right))
+    left, right = (reshape(t, (math.prod(batch), *t.shape[-2:])) for t in (left, right))
+    return reshape(MatMul.apply(left, right), shape)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -35,7 +35,7 @@ FIRST_WRITTEN = {
             "da": "maximum_backward",
         },
         "group_norm": {"mean": "group_norm", "partial": "group_norm_backward"},
-        "matmul": {"packed": "nn", "scratch": "nt tn"},
+        "matmul": {"packed": "nn", "scratch": "batched nt tn"},
         "movement": {"target": "copy", "out": "take", "dx": "take_backward"},
         "norm": {
             "y": "affine",
