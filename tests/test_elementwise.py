@@ -7,13 +7,15 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from ops_helper import check_op, torch
 
 from minidl import ops
 from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
+from minidl.kernels.elementwise import cpu
 
 ARITHMETIC = [operator.add, operator.sub, operator.mul, operator.truediv]
 positive = np.random.default_rng(2).uniform(0.5, 2, (3, 7))
@@ -27,6 +29,11 @@ positive = np.random.default_rng(2).uniform(0.5, 2, (3, 7))
         ((3, 1, 5), (4, 1)),  # both are broadcast
         ((4, 1), (3, 1, 5)),
         ((5,), (2, 3, 5)),
+        ((2, 3, 5), (5,)),  # a number for each channel, in rows, of all images
+        ((2, 3, 5), (2, 1, 5)),  # ... of each image
+        ((2, 3, 1), (2, 3, 5)),
+        ((2, 3, 5), (2, 3, 1)),  # a number for each pixel
+        ((2, 3, 4, 5), (3, 1, 5)),  # axes that are not adjacent
         ((2, 3, 5), ()),
         ((), (7,)),
         ((), ()),
@@ -72,6 +79,44 @@ def test_any_shapes_that_numpy_broadcasts(shapes: npst.BroadcastableShapes) -> N
         direction = random.standard_normal(x.shape)
         assert x.grad is not None and x.grad.shape == x.shape
         np.testing.assert_allclose(np.sum(x.grad * direction), np.sum(dy * direction * other.numpy()), atol=1e-10)
+
+
+@given(
+    st.integers(1, 9),
+    st.sampled_from([1, 2, 5, 900, 3000]),
+    st.integers(1, 40) | st.sampled_from([512, 1023, 1024, 1500]),
+    st.sampled_from([np.float32, np.float64]),
+    st.booleans(),
+)
+@settings(max_examples=60)
+def test_a_small_operand_belongs_to_many_numbers(outer: int, n: int, inner: int, dtype: type, wide: bool) -> None:
+    """Any shapes, also several chunks (above 32,768 numbers) and rows longer than a span. Nothing else is written."""
+    outer, inner = (outer * 900, 1) if wide and n < 900 else (outer, inner)
+    assume(outer * n * inner <= 200_000)
+    random = np.random.default_rng(0)
+    x, w = random.standard_normal((outer, n, inner)).astype(dtype), random.uniform(1, 2, (outer, inner)).astype(dtype)
+    for kernel, function in (
+        (cpu.add_broadcast, np.add), (cpu.subtract_broadcast, np.subtract), (cpu.multiply_broadcast, np.multiply),
+        (cpu.divide_broadcast, np.divide),
+    ):  # fmt: skip
+        memory = np.full(x.size + 32, 7, dtype)
+        kernel(x.reshape(-1), w.reshape(-1), inner, memory[16:-16])
+        expected = function(x, w[:, None])
+        np.testing.assert_array_equal(memory[16:-16].reshape(x.shape), expected)
+        assert (memory[:16] == 7).all() and (memory[-16:] == 7).all()
+        own = x.copy().reshape(-1)
+        kernel(own, w.reshape(-1), inner, own)  # in place
+        np.testing.assert_array_equal(own.reshape(x.shape), expected)
+
+
+def test_a_small_operand_is_not_written_as_a_large_array() -> None:
+    image, channels, pixels = (Tensor(np.ones(shape, np.float32)) for shape in ((2, 3, 5), (5,), (2, 3, 1)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("minidl.ops.elementwise.broadcast_to", lambda x, shape: x if x.shape == shape else pytest.fail())
+        for op in ARITHMETIC:
+            op(image, channels)
+            op(image, pixels)
+        assert ((channels + image) * (pixels * image)).shape == image.shape
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, -1, 0.5, 2.5, -1.5])

@@ -12,6 +12,10 @@ import math
 from minidl.engine.jit import Part, helper
 
 from ..activation import functions
+from .broadcast import add_broadcast as add_broadcast
+from .broadcast import divide_broadcast as divide_broadcast
+from .broadcast import multiply_broadcast as multiply_broadcast
+from .broadcast import subtract_broadcast as subtract_broadcast
 from .reference import __all__ as __all__
 from .stream import get, put, streamed
 

@@ -1,7 +1,7 @@
 """Elementwise arithmetic on a GPU: each thread computes four neighbouring elements (quads.py).
 
-`binary` and `unary` make a kernel of a function of numbers. The numbers scale, shift, value and exponent arrive as
-float64, and are rounded once to the type of the arrays.
+`binary`, `broadcast` and `unary` make a kernel of a function of numbers. The numbers scale, shift, value and exponent
+arrive as float64, and are rounded once to the type of the arrays.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numba import int32
 from numpy import ndarray
 
 from minidl.engine.cuda import cuda, device, kernel, launch
+from minidl.engine.cuda_memory import get
 
 from .quads import QUAD, blocks, first, load, store, whole
 from .reference import __all__ as __all__
@@ -37,6 +38,30 @@ def binary(name: str, function: Callable[[Any, Any], Any]) -> Any:
 
     def run(a: ndarray, b: ndarray, out: ndarray) -> None:
         launch(compute, blocks(out.size), a, b, out, whole(out, a, b))
+
+    return run
+
+
+def broadcast(name: str, function: Callable[[Any, Any], Any]) -> Any:
+    """Return out[o, k, i] = function(x[o, k, i], w[o, i]) as a function of (x, w, inner, out)."""
+    of_numbers = device(function)
+
+    def _kernel(x: ndarray, w: ndarray, inner: int, each: int, out: ndarray, whole: int) -> None:
+        i, n, inside, length = first(), int32(out.size), int32(inner), int32(each)
+        v = cuda.local.array(QUAD, x.dtype)
+        load(x, i, n, whole, v)
+        for j in range(QUAD):
+            if i + j < n:
+                at = int32(i + j)
+                v[j] = of_numbers(v[j], get(w, at // length * inside + at % inside))
+        store(out, i, n, whole, v)
+
+    _kernel.__name__ = name
+    compute = kernel()(_kernel)
+
+    def run(x: ndarray, w: ndarray, inner: int, out: ndarray) -> None:
+        if out.size:
+            launch(compute, blocks(out.size), x, w, inner, out.size // (w.size // inner), out, whole(out, x))
 
     return run
 
@@ -67,6 +92,11 @@ subtract = binary("subtract", lambda v, w: v - w)
 multiply = binary("multiply", lambda v, w: v * w)
 divide = binary("divide", lambda v, w: v / w)
 maximum = binary("maximum", lambda v, w: v if v >= w or v != v else w)
+
+add_broadcast = broadcast("add_broadcast", lambda v, w: v + w)
+subtract_broadcast = broadcast("subtract_broadcast", lambda v, w: v - w)
+multiply_broadcast = broadcast("multiply_broadcast", lambda v, w: v * w)
+divide_broadcast = broadcast("divide_broadcast", lambda v, w: v / w)
 
 copy = unary("copy", lambda v: v)
 exp = unary("exp", lambda v: math.exp(v))

@@ -1,6 +1,8 @@
 """Elementwise arithmetic on vectors of equal length (n,): the definition and the oracle of the tests.
 
-Broadcasting is an operation of kernels/movement.
+The kernels `..._broadcast` have a second operand w with fewer numbers: x and out are (outer, n, inner), w is (outer,
+inner), each stored as a vector. The numbers of w belong to all n rows of x. Other broadcasts are an operation of
+kernels/movement.
 """
 
 from __future__ import annotations
@@ -14,19 +16,23 @@ __all__ = [
     "absolute_backward",
     "accumulate",
     "add",
+    "add_broadcast",
     "affine",
     "copy",
     "divide",
+    "divide_broadcast",
     "exp",
     "fill",
     "log",
     "maximum",
     "maximum_backward",
     "multiply",
+    "multiply_broadcast",
     "power",
     "power_backward",
     "sqrt",
     "subtract",
+    "subtract_broadcast",
 ]
 
 
@@ -52,6 +58,36 @@ def divide(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     """out = a / b"""
     for i in range(out.size):
         out[i] = a[i] / b[i]
+
+
+def _belonging(w: np.ndarray, inner: int, i: int, size: int) -> np.floating:
+    """Return the number of w that belongs to element i of x. size: of x"""
+    each = size // (w.size // inner)  # n * inner
+    return w[i // each * inner + i % inner]
+
+
+def add_broadcast(x: np.ndarray, w: np.ndarray, inner: int, out: np.ndarray) -> None:
+    """out = x + w, for each row of x"""
+    for i in range(out.size):
+        out[i] = x[i] + _belonging(w, inner, i, out.size)
+
+
+def subtract_broadcast(x: np.ndarray, w: np.ndarray, inner: int, out: np.ndarray) -> None:
+    """out = x - w, for each row of x"""
+    for i in range(out.size):
+        out[i] = x[i] - _belonging(w, inner, i, out.size)
+
+
+def multiply_broadcast(x: np.ndarray, w: np.ndarray, inner: int, out: np.ndarray) -> None:
+    """out = x * w, for each row of x"""
+    for i in range(out.size):
+        out[i] = x[i] * _belonging(w, inner, i, out.size)
+
+
+def divide_broadcast(x: np.ndarray, w: np.ndarray, inner: int, out: np.ndarray) -> None:
+    """out = x / w, for each row of x"""
+    for i in range(out.size):
+        out[i] = x[i] / _belonging(w, inner, i, out.size)
 
 
 def maximum(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:

@@ -89,6 +89,11 @@ def _begin_of_chunk(x: ndarray, k: int, chunks: int) -> int:
 
 
 @helper
+def _size(x: ndarray, k: int, chunks: int) -> int:
+    return x.size
+
+
+@helper
 def _parts(x: ndarray) -> int:
     """Return the number of parts of x (n,): its chunks, or the strips of all chunks if there are many."""
     count = chunks(x)
@@ -134,11 +139,12 @@ def _finish(out: ndarray) -> None:
 # Two decorators that make a kernel from a function for a part of its vectors. `streamed` is faster if memory limits the
 # function, `chunked` if each call costs time, or if the loop has so many streams that the CPU prefetches well enough.
 # The function may have computed parameters:
-# begin: the index of the part's first element;
+# begin: the index of the part's first element; size: of the whole output;
 # past: whether stores to the output (the last `Part`) bypass the caches: if it is large and aligned to whole vectors.
-chunked = in_parts(chunks, chunk, after=_finish, begin=_begin_of_chunk, past=_passes_caches)
+chunked = in_parts(chunks, chunk, after=_finish, begin=_begin_of_chunk, size=_size, past=_passes_caches)
 streamed = in_parts(
-    _parts, _part, after=_finish, runs=_runs, before=_fetch_next, begin=_begin_of_part, past=_passes_caches
+    _parts, _part, after=_finish, runs=_runs, before=_fetch_next, begin=_begin_of_part, size=_size,
+    past=_passes_caches,
 )
 
 

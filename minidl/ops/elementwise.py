@@ -1,10 +1,15 @@
 """Elementwise arithmetic. Shapes broadcast as in NumPy.
 
+If one operand has one number for all elements along adjacent axes of the other, such as a number for each channel, the
+kernels read it where it is. Otherwise `broadcast_to` first writes it as an array of the other's shape.
+
 If one operand is a number, `add`, `subtract` and `multiply` call `affine`. `divide` and `maximum` convert the
 number to an array. `divide` does not use `affine` because x * (1 / n) rounds differently from x / n.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -12,6 +17,7 @@ from minidl.engine.autograd import Function
 from minidl.engine.device import acting
 from minidl.engine.tensor import Scalar, Tensor
 from minidl.errors import ShapeError
+from minidl.ops.arrays import reduce_sum, runs
 from minidl.ops.movement import broadcast_to
 
 Operand = Tensor | np.ndarray | Scalar
@@ -80,6 +86,63 @@ class Maximum(Elementwise):
         da, db = self.device.empty(dy.shape, dy.dtype), self.device.empty(dy.shape, dy.dtype)
         self.device.elementwise.maximum_backward(*(v.ravel() for v in (dy, self.a, self.b, da, db)))
         return da, db
+
+
+class Broadcast(Elementwise):
+    """The base class of operations on x and w, which has one element for all elements of x along adjacent axes."""
+
+    kernel: str
+
+    def forward(self, x: np.ndarray, w: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+        self.w, self.axes = w, axes
+        return self.combined(x)
+
+    def combined(self, x: np.ndarray) -> np.ndarray:
+        return self.run(self.kernel, x, self.w.ravel(), math.prod(x.shape[self.axes[-1] + 1 :]))
+
+    def summed(self, dy: np.ndarray) -> np.ndarray:
+        """Return the sums over the elements of x that belong to each element of w."""
+        return reduce_sum(self.device, dy, self.axes).reshape(self.w.shape)
+
+
+class AddBroadcast(Broadcast):
+    kernel = "add_broadcast"
+
+    def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:
+        return dy, self.summed(dy) if self.needs[1] else None
+
+
+class SubtractBroadcast(Broadcast):
+    kernel = "subtract_broadcast"
+
+    def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:
+        return dy, self.scaled(self.summed(dy), -1.0) if self.needs[1] else None
+
+
+class MultiplyBroadcast(Broadcast):
+    kernel = "multiply_broadcast"
+
+    def forward(self, x: np.ndarray, w: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+        self.x = x
+        return super().forward(x, w, axes)
+
+    def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:
+        return (
+            self.combined(dy) if self.needs[0] else None,
+            self.summed(self.run("multiply", dy, self.x)) if self.needs[1] else None,
+        )
+
+
+class DivideBroadcast(Broadcast):
+    kernel = "divide_broadcast"
+
+    def forward(self, x: np.ndarray, w: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+        self.y = super().forward(x, w, axes)
+        return self.y
+
+    def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:
+        dx = self.combined(dy)
+        return dx, self.scaled(self.summed(self.run("multiply", dx, self.y)), -1.0) if self.needs[1] else None
 
 
 class Affine(Elementwise):
@@ -164,14 +227,30 @@ def as_tensors(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     return tensor(a), tensor(b)
 
 
-def _tensors(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
-    """Return both operands as tensors, broadcast to the same shape. Raises ShapeError if that is impossible."""
+def _shared_axes(x: Tensor, w: Tensor) -> tuple[int, ...]:
+    """Return the axes along which elements of x share an element of w; () if there are none, or not adjacent ones."""
+    new = x.ndim - w.ndim
+    axes = tuple(axis for axis, n in enumerate(x.shape) if n > 1 and (axis < new or w.shape[axis - new] == 1))
+    return axes if len(runs(axes)) == 1 and x.size > 0 else ()
+
+
+def _apply(
+    operation: type[Elementwise], a: Operand, b: Operand, broadcast: type[Broadcast] | None = None, swaps: bool = False
+) -> Tensor:
+    """Return the result of an operation on two operands, which are broadcast to the same shape.
+
+    broadcast: the same operation for a second operand that has fewer elements. swaps: whether the operands may change
+    places. Raises ShapeError if the shapes do not broadcast.
+    """
     x, y = as_tensors(a, b)
     try:
         shape = np.broadcast_shapes(x.shape, y.shape)
     except ValueError:
-        raise ShapeError(f"{name}: shapes {x.shape} and {y.shape} do not broadcast") from None
-    return broadcast_to(x, shape), broadcast_to(y, shape)
+        raise ShapeError(f"{operation.__name__.lower()}: shapes {x.shape} and {y.shape} do not broadcast") from None
+    for large, small in ((x, y), (y, x)) if swaps else ((x, y),):
+        if broadcast and large.shape == shape and (axes := _shared_axes(large, small)):
+            return broadcast.apply(large, small, axes=axes)
+    return operation.apply(broadcast_to(x, shape), broadcast_to(y, shape))
 
 
 def add(a: Operand, b: Operand) -> Tensor:
@@ -180,7 +259,7 @@ def add(a: Operand, b: Operand) -> Tensor:
         a, b = b, a
     if _is_number(b):
         return affine(a, shift=float(b))  # type: ignore[arg-type]
-    return Add.apply(*_tensors("add", a, b))
+    return _apply(Add, a, b, AddBroadcast, swaps=True)
 
 
 def subtract(a: Operand, b: Operand) -> Tensor:
@@ -189,7 +268,7 @@ def subtract(a: Operand, b: Operand) -> Tensor:
         return affine(a, shift=-float(b))  # type: ignore[arg-type]
     if _is_number(a):
         return affine(b, scale=-1.0, shift=float(a))  # type: ignore[arg-type]
-    return Subtract.apply(*_tensors("subtract", a, b))
+    return _apply(Subtract, a, b, SubtractBroadcast)
 
 
 def multiply(a: Operand, b: Operand) -> Tensor:
@@ -198,17 +277,17 @@ def multiply(a: Operand, b: Operand) -> Tensor:
         a, b = b, a
     if _is_number(b):
         return affine(a, scale=float(b))  # type: ignore[arg-type]
-    return Multiply.apply(*_tensors("multiply", a, b))
+    return _apply(Multiply, a, b, MultiplyBroadcast, swaps=True)
 
 
 def divide(a: Operand, b: Operand) -> Tensor:
     """Return a / b."""
-    return Divide.apply(*_tensors("divide", a, b))
+    return _apply(Divide, a, b, DivideBroadcast)
 
 
 def maximum(a: Operand, b: Operand) -> Tensor:
     """Return the larger of a and b, element by element. Where they are equal, each gets half the gradient."""
-    return Maximum.apply(*_tensors("maximum", a, b))
+    return _apply(Maximum, a, b)
 
 
 def affine(x: Tensor, scale: float = 1.0, shift: float = 0.0) -> Tensor:

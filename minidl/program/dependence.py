@@ -30,7 +30,8 @@ FIRST_WRITTEN = {
         },
         "dropout": {"y": "dropout"},
         "elementwise": {
-            "out": "absolute accumulate add affine copy divide exp fill log maximum multiply power sqrt subtract",
+            "out": "absolute accumulate add add_broadcast affine copy divide divide_broadcast exp fill log maximum "
+            "multiply multiply_broadcast power sqrt subtract subtract_broadcast",
             "dx": "absolute_backward power_backward",
             "da": "maximum_backward",
         },

@@ -21,4 +21,10 @@ def cases(a: Arrays) -> Cases:
         for exponent in (0.0, 2.0, 2.5, -1.0, -0.5, 0.5, 1.0, 3.0, 4.0):
             yield "power", dict(x=a.positive(n), exponent=exponent, out=a.empty(n))
             yield "power_backward", dict(dy=a.normal(n), x=a.positive(n), exponent=exponent, dx=a.empty(n))
+    few, many = a.many // 1000, a.many // 16
+    for outer, n, inner in ((1, 1, 1), (1, 9, 7), (5, 6, 1), (2, 3, 4), (9, few, 33), (1, many, 12), (many, 5, 1),
+                            (7, 3, many), (2, many, 1), (0, 3, 4), (2, 0, 3)):  # fmt: skip
+        for name in ("add", "subtract", "multiply", "divide"):
+            yield f"{name}_broadcast", dict(x=a.normal(outer * n * inner), w=a.positive(outer * inner), inner=inner,
+                                            out=a.empty(outer * n * inner))  # fmt: skip
     yield "add", dict(a=a.normal(0), b=a.normal(0), out=a.empty(0))
