@@ -223,7 +223,7 @@ def _convolution(
     elif kernel == "backward_weight":
         form = choice.gradient_form(target[0], *where, dilation, groups)
     else:
-        form = choice.winograd_form(*where, dilation, groups)
+        form = choice.winograd_form(target[0], *where, dilation, groups)
     if arguments["winograd"] and form != choice.DIRECT:
         make = _winograd_weight if kernel == "backward_weight" else _winograd
         cut = forms.kernel_of(form, weight[:2], stride)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from kernel_cases.convolving import between_nan, compute, expected
 from ops_helper import check_op, torch
 
 from minidl import ops
 from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
+from minidl.kernels.conv import cpu
+from minidl.kernels.conv.reference import output_size
 
 
 def check_conv(
@@ -121,6 +125,37 @@ def test_many_channels(
 
 def test_an_image_with_more_pixels_than_a_block() -> None:
     check_conv((3, 23, 25, 3), (5, 5, 3, 4), padding=2, loops=False)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("images", "size", "channels", "outputs", "kernel", "stride", "groups"),
+    [
+        (1, (3, 5), 90, 140, 3, 1, 1),
+        (2, (4, 3), 120, 70, 3, 2, 1),  # dx in four passes
+        (1, (1, 1), 210, 520, 3, 1, 1),
+        (2, (4, 5), 96, 192, 3, 1, 3),
+        (1, (9, 8), 256, 5, 5, 1, 1),  # bundles of neighbouring pixels
+        (1, (9, 8), 256, 10, 7, 1, 2),
+    ],
+)
+def test_threads_divide_the_panels_of_large_weights(
+    images: int, size: tuple[int, int], channels: int, outputs: int, kernel: int, stride: int, groups: int, dtype: type
+) -> None:
+    """The bits do not depend on the number of tasks, some of which may have nothing to do."""
+    random, pad = np.random.default_rng(0), kernel // 2
+    options = groups, (stride, stride), (pad, pad), (1, 1), False
+    x = between_nan((images, *size, channels), dtype, random)
+    weight = between_nan((kernel, kernel, channels // groups, outputs), dtype, random)
+    dy = between_nan((images, *output_size(x.shape, weight.shape, *options[1:4]), outputs), dtype, random)
+    exact, found = expected(x, weight, dy, options), set()
+    for tasks in (1, 2, 3, 8):
+        with patch.object(cpu, "threads", lambda tasks=tasks: tasks):
+            y, dx, _ = compute(x, weight, dy, options)
+        found.add((y.tobytes(), dx.tobytes()))
+    assert len(found) == 1
+    for one, other in zip((y, dx), exact):
+        np.testing.assert_allclose(one, other, rtol=0, atol=(1e-5 if dtype is np.float32 else 1e-13) * abs(other).max())
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -210,46 +210,46 @@ def test_nan_passes_through() -> None:
 
 def test_the_rule_that_selects_a_form() -> None:
     one, three, five = (1, 1), (3, 3), (5, 5)
-    assert winograd_form((32, 32), three, 16, 16, one, one, 1) == F4X4_3X3
-    assert winograd_form((2, 2), three, 64, 64, one, one, 1) == F2X2_3X3
-    assert winograd_form((14, 14), five, 32, 64, one, one, 1) == F4X4_5X5
-    assert winograd_form((32, 32), three, 16, 16, one, (2, 2), 1) == F4X4_3X3
-    assert winograd_form((32, 32), three, 16, 16, one, (1, 16), 1) == F2X2_3X3
-    assert winograd_form((32, 32), three, 16, 20, one, one, 4) == F4X4_3X3
-    assert winograd_form((32, 32), three, 32, 32, one, one, 4) == F4X4_3X3
-    narrow = winograd_form((32, 32), three, 16, 16, one, one, 4)  # 4 channels in a group: depthwise.py
+    assert winograd_form(64, (32, 32), three, 16, 16, one, one, 1) == F4X4_3X3
+    assert winograd_form(64, (2, 2), three, 64, 64, one, one, 1) == F2X2_3X3
+    assert winograd_form(64, (14, 14), five, 32, 64, one, one, 1) == F4X4_5X5
+    assert winograd_form(64, (32, 32), three, 16, 16, one, (2, 2), 1) == F4X4_3X3
+    assert winograd_form(64, (32, 32), three, 16, 16, one, (1, 16), 1) == F2X2_3X3
+    assert winograd_form(64, (32, 32), three, 16, 20, one, one, 4) == F4X4_3X3
+    assert winograd_form(64, (32, 32), three, 32, 32, one, one, 4) == F4X4_3X3
+    narrow = winograd_form(64, (32, 32), three, 16, 16, one, one, 4)  # 4 channels in a group: depthwise.py
     assert narrow == (DIRECT if 4 in NARROW else F4X4_3X3)
-    assert winograd_form((32, 32), three, 8, 16, one, one, 1) == F4X4_3X3
-    assert winograd_form((14, 14), five, 6, 16, one, one, 1) == F4X4_5X5
-    assert winograd_form((15, 15), (7, 7), 16, 24, one, one, 1) == F2X2_7X7
-    assert winograd_form((15, 15), (7, 7), 16, 24, one, (2, 2), 1) == F2X2_7X7
-    assert winograd_form((15, 15), (1, 3), 50, 64, one, one, 1) == F1X4_1X3
-    assert winograd_form((1, 99), (1, 5), 64, 30, one, (1, 3), 1) == F1X4_1X5
-    assert winograd_form((15, 15), (1, 7), 24, 24, one, one, 1) == F1X4_1X7
-    assert winograd_form((15, 15), (3, 1), 50, 64, one, one, 1) == F4X1_3X1
-    assert winograd_form((99, 1), (5, 1), 64, 30, one, one, 1) == F4X1_5X1
-    assert winograd_form((15, 15), (7, 1), 24, 24, one, one, 1) == F4X1_7X1
+    assert winograd_form(64, (32, 32), three, 8, 16, one, one, 1) == F4X4_3X3
+    assert winograd_form(64, (14, 14), five, 6, 16, one, one, 1) == F4X4_5X5
+    assert winograd_form(64, (15, 15), (7, 7), 16, 24, one, one, 1) == F2X2_7X7
+    assert winograd_form(64, (15, 15), (7, 7), 16, 24, one, (2, 2), 1) == F2X2_7X7
+    assert winograd_form(64, (15, 15), (1, 3), 50, 64, one, one, 1) == F1X4_1X3
+    assert winograd_form(64, (1, 99), (1, 5), 64, 30, one, (1, 3), 1) == F1X4_1X5
+    assert winograd_form(64, (15, 15), (1, 7), 24, 24, one, one, 1) == F1X4_1X7
+    assert winograd_form(64, (15, 15), (3, 1), 50, 64, one, one, 1) == F4X1_3X1
+    assert winograd_form(64, (99, 1), (5, 1), 64, 30, one, one, 1) == F4X1_5X1
+    assert winograd_form(64, (15, 15), (7, 1), 24, 24, one, one, 1) == F4X1_7X1
     for length, form in ((4, F1X4_1X5), (6, F1X4_1X7), (8, F1X4_1X5), (9, F1X4_1X5), (11, F1X4_1X7), (15, F1X4_1X5)):
-        assert winograd_form((32, 32), (1, length), 64, 64, one, one, 1) == form
+        assert winograd_form(64, (32, 32), (1, length), 64, 64, one, one, 1) == form
     for kernel in ((2, 3), (3, 5), (6, 6), (11, 11)):
-        assert winograd_form((32, 32), kernel, 16, 16, one, one, 1) == F4X4_3X3
-    assert winograd_form((15, 15), (8, 8), 16, 16, one, one, 1) == F3X3_4X4
+        assert winograd_form(64, (32, 32), kernel, 16, 16, one, one, 1) == F4X4_3X3
+    assert winograd_form(64, (15, 15), (8, 8), 16, 16, one, one, 1) == F3X3_4X4
     for kernel, stride, form in (
         (five, (2, 2), F4X4_3X3),
         ((7, 7), (2, 2), F3X3_4X4),
         ((5, 6), (1, 2), F4X4_3X3),
         ((1, 5), (2, 2), F1X4_1X3),
     ):
-        assert winograd_form((15, 16), kernel, 32, 32, stride, one, 1) == form
+        assert winograd_form(64, (15, 16), kernel, 32, 32, stride, one, 1) == form
         size = 15 * stride[0], 16 * stride[1]
         dx = DIRECT if kernel[0] == 1 else form  # every second row of dx belongs to no tap
         assert input_form(9, size, kernel, 32, 32, stride, one, one, 1) == dx
     two = (2, 2)
-    assert winograd_form((32, 32), two, 16, 16, one, one, 1) == F5X5_2X2
-    assert winograd_form((32, 32), (4, 4), 16, 16, one, one, 1) == F3X3_4X4
-    assert winograd_form((16, 16), three, 16, 16, two, one, 1) == STRIDE2_3X3
-    assert winograd_form((16, 16), three, 24, 40, two, one, 1) == STRIDE2_3X3
-    assert winograd_form((16, 16), (4, 4), 8, 16, two, one, 1) == STRIDE2_4X4
+    assert winograd_form(64, (32, 32), two, 16, 16, one, one, 1) == F5X5_2X2
+    assert winograd_form(64, (32, 32), (4, 4), 16, 16, one, one, 1) == F3X3_4X4
+    assert winograd_form(64, (16, 16), three, 16, 16, two, one, 1) == STRIDE2_3X3
+    assert winograd_form(64, (16, 16), three, 24, 40, two, one, 1) == STRIDE2_3X3
+    assert winograd_form(64, (16, 16), (4, 4), 8, 16, two, one, 1) == STRIDE2_4X4
     assert input_form(9, (32, 32), three, 16, 16, two, one, one, 1) == SPACED_3X3
     assert input_form(9, (31, 32), (4, 4), 16, 8, two, (3, 1), one, 1) == SPACED_4X4
     assert input_form(9, (32, 32), three, 16, 16, two, (0, 1), one, 1) == DIRECT  # even padding
@@ -276,11 +276,17 @@ def test_the_rule_that_selects_a_form() -> None:
         ((3, 5), 47, one, 2),
         ((7, 1), 42, one, 2),
     ):
-        assert winograd_form((16, 16), kernel, channels, 64, stride, one, groups) == DIRECT
-    assert winograd_form((16, 2), (1, 7), 64, 64, one, one, 1) == DIRECT  # tiles of four outputs would be half empty
+        assert winograd_form(64, (16, 16), kernel, channels, 64, stride, one, groups) == DIRECT
+    assert winograd_form(64, (16, 2), (1, 7), 64, 64, one, one, 1) == DIRECT  # tiles of four would be half empty
     large = (6, 6), 256, 256
-    assert winograd_form((8, 8), *large, one, one, 1) == DIRECT  # one image has too few tiles for the size of U
-    assert winograd_form((16, 16), *large, one, one, 1) == F4X4_3X3
+    assert winograd_form(1, (8, 8), *large, one, one, 1) == DIRECT  # one image has too few tiles for the size of U
+    assert winograd_form(64, (8, 8), *large, one, one, 1) == F4X4_3X3
+    assert winograd_form(1, (16, 16), *large, one, one, 1) == F4X4_3X3
+    few = (4, 4), three, 256, 128  # a large layer: the transform of its weights must pay
+    assert winograd_form(2, *few, one, one, 1) == gradient_form(2, *few, one, one, 1) == DIRECT
+    assert winograd_form(3, *few, one, one, 1) == gradient_form(3, *few, one, one, 1) == F4X4_3X3
+    assert winograd_form(15, *few, (2, 2), one, 1) == DIRECT and winograd_form(16, *few, (2, 2), one, 1) == STRIDE2_3X3
+    assert winograd_form(1, (4, 4), three, 64, 128, one, one, 1) == F4X4_3X3
     assert gradient_form(3, (8, 8), *large, one, one, 1) == DIRECT
     assert gradient_form(4, (8, 8), *large, one, one, 1) == F4X4_3X3
     for out, kernel, channels, stride, dilation, groups in (
@@ -299,4 +305,4 @@ def test_the_rule_that_selects_a_form() -> None:
         ((32, 32), three, 64, one, one, 8),  # 8 -> 2 channels in a group
         ((1, 1), three, 64, one, one, 1),
     ):
-        assert winograd_form(out, kernel, channels, 16, stride, dilation, groups) == DIRECT
+        assert winograd_form(64, out, kernel, channels, 16, stride, dilation, groups) == DIRECT

@@ -18,7 +18,7 @@ from minidl.program.precompile import Kernel
 
 LAYERS = [  # images, height, width, channels of x and y, kernel, stride, padding, dilation
     (3, 4, 4, 120, 320, 3, 1, 1, 1),
-    (5, 3, 3, 320, 128, 3, 1, 1, 1),
+    (6, 3, 3, 320, 128, 3, 1, 1, 1),
     (2, 9, 7, 97, 336, 3, 1, 0, 1),  # channels of x that do not fill vectors
     (2, 9, 7, 160, 208, 3, 1, 2, 2),
     (1, 14, 15, 72, 272, 5, 1, 2, 1),
@@ -67,7 +67,8 @@ def test_any_form(layer: tuple[int, ...], dtype: type) -> None:
 
 @pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[1], LAYERS[5], LAYERS[8]])
 def test_bits_are_those_of_winograd_py(layer: tuple[int, ...]) -> None:
-    """So those of y do not depend on the number of images, nor on the number of threads."""
+    """So they do not depend on the number of threads, nor those of y on the number of images, if the form is the same:
+    one image of the other layers has too few pixels."""
     images, height, width, channels, outputs, k, s, p, d = layer
     random, options, before = np.random.default_rng(k), (1, (s, s), (p, p), (d, d), True), threads()
     x, weight = (random.standard_normal(shape, np.float32)
@@ -81,7 +82,8 @@ def test_bits_are_those_of_winograd_py(layer: tuple[int, ...]) -> None:
             set_threads(count)
             for one, other in zip(compute(x, weight, dy, options), others):
                 np.testing.assert_array_equal(one, other)
-            y, _, _ = compute(x[:1], weight, dy[:1], options)
-            np.testing.assert_array_equal(y, others[0][:1])
+            if layer is LAYERS[5]:
+                y, _, _ = compute(x[:1], weight, dy[:1], options)
+                np.testing.assert_array_equal(y, others[0][:1])
     finally:
         set_threads(before)

@@ -57,20 +57,31 @@ FEWEST_PAIRS pairs of channels and more. (In a net, where x is seldom in the cac
 long as with the direct kernel, which has no prefetches.) With groups, it is used from 16 channels on, if each group has
 at least 4, unless all have 4 in x and in y: then depthwise.py takes 0.3 to 0.6 of the time (with 8 channels 1.2 to 2
 times as long). 3x3 with stride 2 and groups never uses a form. The form with the fewest multiplications is the fastest,
-or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two columns, otherwise F(4x4,3x3). The form of
-y does not depend on the number of images. So the result for an image does not depend on the other images of its batch,
-except in the last bits on a CPU with AMX: AMX_TILES tiles or more use it. The form of dx and dweight depends on that
-number (`gradient_form`). Lines are used if the taps times the channels of a group are at least FEWEST_TIMES_TAPS, and
-pieces from 16 channels on, in groups from 24 channels of a group on. Direct and Winograd (winograd_large.py) on two
-threads of a Zen 4, in ms, in a slow minute (sizes of x; with stride 2, 4 x 4 outputs):
+or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two columns, otherwise F(4x4,3x3). Lines are
+used if the taps times the channels of a group are at least FEWEST_TIMES_TAPS, and pieces from 16 channels on, in groups
+from 24 channels of a group on.
 
-    512 -> 512             1 image of 4 x 4       dx 1.1, 2.1      dweight 0.9, 1.3
-                           2                         2.6, 2.9              1.7, 2.0
-                           8                         3.7, 2.6              3.9, 2.2
-                          16                         8.5, 4.0              6.3, 2.8
-    256 -> 512, stride 2   8 images of 8 x 8         1.7, 1.6              1.7, 2.0
-                          16 of 7 x 7                2.1, 2.6              3.3, 2.7
-                          37 of 8 x 8                6.9, 5.2              7.7, 5.2
+The transform of a large layer's weights costs more than it saves for few pixels. So the form depends on the number of
+images, and the result for an image may depend in its last bits on how many others its batch has. (With AMX, too, which
+AMX_TILES tiles or more use.) Direct and Winograd (winograd_large.py), in ms, on two threads of an Intel Xeon (family 6,
+model 207), weights and images in the third-level cache; y in a prediction, whose weights are packed, and in training:
+
+    512 -> 512             1 image of 4 x 4       y 1.2, 2.8    2.0, 2.7     dx 2.2, -        dweight 2.3, -
+                           2                        1.7, 2.8    2.5, 2.7        2.6, -                2.2, -
+                           4                        3.1, 2.8    3.8, 2.8        3.9, 3.9              3.8, 3.4
+                           8                        5.5, 3.6    6.5, 3.7        7.0, 5.2              7.8, 4.7
+                           1 image of 2 x 2         0.9, 1.7    1.4, 1.6        1.6, -                1.7, -
+    256 -> 256             1 image of 4 x 4         0.3, 0.7    0.4, 0.8        0.4, 1.0              0.4, 0.8
+                           4                        0.7, 0.8    0.8, 0.8        0.9, 1.1              0.8, 0.9
+                           8                        1.2, 0.9    1.4, 0.9        1.4, 1.3              1.3, 1.0
+                           1 image of 2 x 2         0.2, 0.4    0.3, 0.4        0.4, 0.7              0.5, 0.6
+                          16                        0.7, 0.7    0.9, 0.7        0.8, 0.9              0.8, 0.8
+    128 -> 128             1 image of 8 x 8         0.2, 0.2    0.3, 0.4
+    256 -> 512, stride 2   1 image of 8 x 8         0.5, 1.8    0.8, 1.8        0.9, -                1.1, -
+                           8                        2.6, 3.1    3.1, 3.0        2.9, -                3.1, -
+                          16                        5.4, 5.1    5.9, 5.2        5.0, 4.6              7.3, 4.8
+    128 -> 256, stride 2   1 image of 8 x 8                                     0.3, 0.8              0.2, 0.6
+                          16                                                    1.3, 1.5              1.4, 1.2
 """
 
 from __future__ import annotations
@@ -95,9 +106,9 @@ FEWEST_IN_PIECES, FEWEST_IN_PIECES_OF_GROUPS = 16, 24  # channels; channels in a
 FEWEST_PAIRS, FEWEST_IN_GROUP = 96, 4  # pairs of an input and an output channel; channels in a group
 AMX_CHANNELS, AMX_TILES = 32, 64  # at least, for y and dx on AMX; elsewhere vectors are as fast
 AMX_LEAST_PAIRS, AMX_MOST_PAIRS = 2**11, 2**14  # with more pairs of channels, U waits for the third-level cache
-# With MANY_PAIRS pairs of channels or more, dx and dweight are direct if all images together have fewer pixels than
-# FEW_PIXELS (with stride 2: STRIDED). OTHERS: layers that winograd_large.py does not compute.
-MANY_PAIRS = 2**17
+# With MANY_PAIRS pairs of channels or more, a layer is direct if all images together have fewer pixels than FEW_PIXELS
+# (with stride 2: STRIDED). OTHERS: dx and dweight of layers that winograd_large.py does not compute.
+MANY_PAIRS, MANY_PAIRS_OTHERS = 2**15, 2**17
 FEW_PIXELS, FEW_PIXELS_STRIDED = 48, 256
 FEW_PIXELS_OTHERS, FEW_PIXELS_OTHERS_STRIDED = 192, 768
 LARGE_U_IN_PIECES, FEW_TILES_IN_PIECES = 2**21, 16  # numbers of U and tiles: with fewer tiles, it costs too much
@@ -147,27 +158,26 @@ def input_form(
 def gradient_form(
     images: int, out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
-    """Return the form of dweight, or of dx with stride 1: that of y, unless the transformed weights cost too much.
-
-    The transform of a large layer's weights costs more than it saves for few pixels: above all where U or dU is stored.
-    """
-    few = FEW_PIXELS_STRIDED if stride == (2, 2) else FEW_PIXELS
-    if groups > 1 or outputs % 16 > 0:
-        few = FEW_PIXELS_OTHERS_STRIDED if stride == (2, 2) else FEW_PIXELS_OTHERS
-    if channels * outputs // groups >= MANY_PAIRS and images * out[0] * out[1] < few:
+    """Return the form of dweight, or of dx with stride 1: that of y, unless U or dU is stored and costs too much."""
+    few = FEW_PIXELS_OTHERS_STRIDED if stride == (2, 2) else FEW_PIXELS_OTHERS
+    stored = (groups > 1 or outputs % 16 > 0) and channels * outputs // groups >= MANY_PAIRS_OTHERS
+    if stored and images * out[0] * out[1] < few:
         return DIRECT
-    return _form(images, out, kernel, channels, outputs, stride, dilation, groups)
+    return winograd_form(images, out, kernel, channels, outputs, stride, dilation, groups)
 
 
 @helper
 def winograd_form(
-    out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
+    images: int, out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
-    """Return the form that is used for y, or DIRECT.
+    """Return the form that is used for y, or DIRECT: for few pixels, a large layer's U costs more than it saves.
 
     x has `channels` channels, y has `outputs` channels, and out = (Ho, Wo).
     """
-    return _form(1, out, kernel, channels, outputs, stride, dilation, groups)
+    few = FEW_PIXELS_STRIDED if stride == (2, 2) else FEW_PIXELS
+    if channels * outputs // groups >= MANY_PAIRS and images * out[0] * out[1] < few:
+        return DIRECT
+    return _form(images, out, kernel, channels, outputs, stride, dilation, groups)
 
 
 @helper

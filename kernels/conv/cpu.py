@@ -60,8 +60,9 @@ def algorithm_of_y(
 ) -> tuple[str, int]:
     """Return the algorithm that computes y, and its form if it is Winograd's."""
     out, (channels, outputs) = output_size(x_shape, w_shape, stride, padding, dilation), (x_shape[3], w_shape[3])
-    form = winograd_form(out, w_shape[:2], channels, outputs, stride, dilation, groups) if winograd else DIRECT
-    narrow, pass_ = rectangles.is_narrow(w_shape, groups), (x_shape[0], out, channels, outputs)
+    form = winograd_form(x_shape[0], out, w_shape[:2], channels, outputs, stride, dilation, groups)
+    form, narrow = form if winograd else DIRECT, rectangles.is_narrow(w_shape, groups)
+    pass_ = x_shape[0], out, channels, outputs
     return _algorithm(form, narrow, *pass_, w_shape, groups, stride, padding, dilation), form
 
 
@@ -171,7 +172,7 @@ def winograd_forward(
     groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray,
     y: ndarray,
 ) -> None:  # fmt: skip
-    form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
+    form = winograd_form(y.shape[0], y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
     fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, stride, padding, dilation, packed, scratch, y,
                  no_norms(scratch))  # fmt: skip
 
@@ -182,7 +183,7 @@ def large_forward(
     groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray,
     y: ndarray,
 ) -> None:  # fmt: skip
-    form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
+    form = winograd_form(y.shape[0], y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
     winograd_large.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, dilation, scratch, y)
 
 

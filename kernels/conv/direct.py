@@ -152,12 +152,22 @@ def _clear(task: int, tasks: int, cut: Cut, shortcut: ndarray, y: ndarray) -> No
                     y[o] = 0.0 + shortcut[o] if shortcut.size else 0.0
 
 
+@helper
+def _divides_panels(layer: Layer, source: ndarray, norms: Norms) -> bool:
+    """Return whether the tasks divide the panels of weights among themselves instead of the blocks of pixels.
+
+    Then each task reads its panels and all of the source, instead of all panels and its part of the source.
+    """
+    weights = layer.kernel[0] * layer.kernel[1] * layer.inner * layer.groups * layer.outer
+    return weights > source.size and norms.sums.shape[0] == 0  # norms add up whole rows
+
+
 @apart_jit
 def _pass(
     task: int, tasks: int, cut: Cut, source: ndarray, packed: ndarray, memory: ndarray, finish: bool, end: ndarray,
     shortcut: ndarray, out: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
-    """Compute this task's blocks of a pass. If `finish`, also apply the end of the layer (matmul/tile.py).
+    """Compute this task's part of a pass. If `finish`, also apply the end of the layer (matmul/tile.py).
 
     norms: with sums, only if there is a single pass
     """
@@ -180,14 +190,19 @@ def _pass(
     if across:
         groups, columns, width = 1, outputs, channel_width(packed)
         panels = ceildiv(columns, width)
-    begin = block_at(cut, task * cut.blocks // tasks)
+    first_block, last_block = task * cut.blocks // tasks, (task + 1) * cut.blocks // tasks
+    first_panel, last_panel = 0, groups * panels
+    if _divides_panels(layer, source, norms):
+        first_block, last_block = 0, cut.blocks
+        first_panel, last_panel = task * groups * panels // tasks, (task + 1) * groups * panels // tasks
+    begin = block_at(cut, first_block)
     since = (begin.image * v.out + begin.row) * h.out
-    for i in range(task * cut.blocks // tasks, (task + 1) * cut.blocks // tasks):
+    for i in range(first_block, last_block):
         block = block_at(cut, i)
         pixel = ((block.image * v.out + v.first + block.row * v.stride) * h.out + h.first) * outputs
-        for group in range(groups):
+        for group in range(first_panel // panels, ceildiv(last_panel, panels)):
             a, a_at = gather(cut, block, group, x, copied)
-            for p in range(panels):
+            for p in range(max(0, first_panel - group * panels), min(panels, last_panel - group * panels)):
                 at, channel = pixel + group * layer.outer + p * width, 0
                 if across:  # the panels are side by side
                     each, b_step = min(width, columns - p * width), row_of_outputs(layer, 1, packed)
@@ -252,7 +267,8 @@ def _task(
     phase: int, task: int, tasks: int, source: ndarray, weight: ndarray, backward: bool, shortcut: ndarray,
     finish: bool, layer: Layer, each: int, kept: ndarray, memory: ndarray, out: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
-    """In phase 0, pack this task's panels of weights. In phase 1, compute its blocks of pixels."""
+    """In phase 0, pack this task's panels of weights. In phase 1, compute its blocks of pixels, or all pixels in its
+    panels."""
     bundle = _bundle(layer, backward, source, out)
     row = row_of_outputs(layer, bundle, memory)
     end, packed = memory[: 4 * row], kept if kept.size else memory[4 * row :]
@@ -262,7 +278,8 @@ def _task(
     for remainder in range(passes_of(layer, backward)):
         if bundle > 1 and remainder % layer.stride[1]:
             continue  # the pass for horizontal remainder 0 computes these pixels, too
-        cut = _cut(remainder, bundle, tasks, layer, source, backward, out)
+        together = 1 if _divides_panels(layer, source, norms) else tasks  # tasks that divide the blocks
+        cut = _cut(remainder, bundle, together, layer, source, backward, out)
         if phase == 0:
             products = products_of(cut, bundles_in_tiles(layer, cut.h, packed) > 0)
             for number in range(task * panels // tasks, (task + 1) * panels // tasks):

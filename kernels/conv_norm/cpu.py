@@ -144,7 +144,7 @@ def winograd_forward(
     bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool, groups: int, stride: Pair,
     padding: Pair, dilation: Pair, winograd: bool, packed: ndarray, scratch: ndarray, y: ndarray, sums: ndarray,
 ) -> None:  # fmt: skip
-    form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
+    form = winograd_form(y.shape[0], y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
     norms = _of_y(_before(norm_weight, norm_bias, norm_mean, norm_rstd), sums)
     fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, stride, padding, dilation, packed, scratch, y,
                  norms)  # fmt: skip
