@@ -17,12 +17,13 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import Part, apart_jit, helper
+from minidl.engine.jit import Part, apart_jit, helper, jit
 
 from ..matmul.emitter import Emitter, Sums, Value, instructions
 from ..matmul.tile import lanes
 from .stream import chunked, get, put
 
+ADD, SUBTRACT, MULTIPLY, DIVIDE = range(4)
 ROW = 1024  # numbers: of float32, an eighth of a first-level cache of 32 KB
 
 
@@ -80,40 +81,40 @@ def _spread(w: ndarray, inner: int, size: int, begin: int, row: ndarray, known: 
 
 
 @chunked
-def add_broadcast(x: Part, w: ndarray, inner: int, out: Part, begin: int, size: int) -> None:
+def _combine(operation: int, x: Part, w: ndarray, inner: int, out: Part, begin: int, size: int) -> None:
     row, known = _row(w, inner), -1
     for start in range(0, out.size, row.size):
         some, numbers = out[start : start + row.size], x[start : start + row.size]
         known = _spread(w, inner, size, begin + start, row[: some.size], known)
-        for i in range(some.size):
-            put(some, i, get(numbers, i) + get(row, i), False)
+        if operation == ADD:
+            for i in range(some.size):
+                put(some, i, get(numbers, i) + get(row, i), False)
+        elif operation == SUBTRACT:
+            for i in range(some.size):
+                put(some, i, get(numbers, i) - get(row, i), False)
+        elif operation == MULTIPLY:
+            for i in range(some.size):
+                put(some, i, get(numbers, i) * get(row, i), False)
+        else:
+            for i in range(some.size):
+                put(some, i, get(numbers, i) / get(row, i), False)
 
 
-@chunked
-def subtract_broadcast(x: Part, w: ndarray, inner: int, out: Part, begin: int, size: int) -> None:
-    row, known = _row(w, inner), -1
-    for start in range(0, out.size, row.size):
-        some, numbers = out[start : start + row.size], x[start : start + row.size]
-        known = _spread(w, inner, size, begin + start, row[: some.size], known)
-        for i in range(some.size):
-            put(some, i, get(numbers, i) - get(row, i), False)
+@jit
+def add_broadcast(x: ndarray, w: ndarray, inner: int, out: ndarray) -> None:
+    _combine(ADD, x, w, inner, out)
 
 
-@chunked
-def multiply_broadcast(x: Part, w: ndarray, inner: int, out: Part, begin: int, size: int) -> None:
-    row, known = _row(w, inner), -1
-    for start in range(0, out.size, row.size):
-        some, numbers = out[start : start + row.size], x[start : start + row.size]
-        known = _spread(w, inner, size, begin + start, row[: some.size], known)
-        for i in range(some.size):
-            put(some, i, get(numbers, i) * get(row, i), False)
+@jit
+def subtract_broadcast(x: ndarray, w: ndarray, inner: int, out: ndarray) -> None:
+    _combine(SUBTRACT, x, w, inner, out)
 
 
-@chunked
-def divide_broadcast(x: Part, w: ndarray, inner: int, out: Part, begin: int, size: int) -> None:
-    row, known = _row(w, inner), -1
-    for start in range(0, out.size, row.size):
-        some, numbers = out[start : start + row.size], x[start : start + row.size]
-        known = _spread(w, inner, size, begin + start, row[: some.size], known)
-        for i in range(some.size):
-            put(some, i, get(numbers, i) / get(row, i), False)
+@jit
+def multiply_broadcast(x: ndarray, w: ndarray, inner: int, out: ndarray) -> None:
+    _combine(MULTIPLY, x, w, inner, out)
+
+
+@jit
+def divide_broadcast(x: ndarray, w: ndarray, inner: int, out: ndarray) -> None:
+    _combine(DIVIDE, x, w, inner, out)
