@@ -137,7 +137,7 @@ def _multiply_tiles(operands: np.ndarray, sums: np.ndarray, times: int) -> None:
         amx.begin_tiles(amx.SHAPES)
         for _ in range(times):
             amx.multiply(amx.SIDE, amx.SIDE, TILE_BLOCKS, False, operands[thread], 0, operands[thread],
-                         TILE_BLOCKS * amx.BLOCK, sums[thread], 0, amx.SIDE)  # fmt: skip
+                         TILE_BLOCKS * amx.BLOCK, sums[thread], 0, amx.SIDE, sums[thread], 0, amx.SIDE)  # fmt: skip
         amx.end_tiles(amx.SHAPES)
 
 

@@ -315,7 +315,6 @@ def test_what_perf_prints() -> None:
     assert "cannot" in roofline.counted(printed.splitlines()[1], 10)
 
 
-@pytest.mark.slow
 def test_a_quick_run(root: Path) -> None:
     command = [sys.executable, "bench/roofline.py", "mlp", "--batch", "8", "--quick", "--json"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600)
