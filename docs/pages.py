@@ -1,7 +1,7 @@
 """The pages of the documentation site: which files they are, and what conf.py makes of them.
 
-README.md gives two pages: its section "Next" is the guide, the rest is the first page. The notebook is a page with the
-outputs that it contains. A link to a file or folder that is no page leads to a page with its source code.
+README.md is the first page. The notebook is a page with the outputs that it contains. A link to a file or folder that
+is no page leads to a page with its source code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ APP: list[Sphinx] = []  # for linkcode_resolve, which gets no application
 
 LESSONS = re.findall(r"\]\((\w+/\w+)\.md\)", (ROOT / "kernels" / "README.md").read_text(encoding="utf-8"))
 CONTENTS = {  # caption -> pages, with the titles that the navigation shows
-    "Guide": {"Guide": "guide", "Own models, several replicas": "docs/own_models", "Tutorial": "docs/tutorial"},
+    "Guide": {"Guide": "docs/guide", "Own models, several replicas": "docs/own_models", "Tutorial": "docs/tutorial"},
     "Methods": {
         "A one-hour course": "docs/decentralised",
         "Methods": "comm/methods/README",
@@ -52,30 +52,19 @@ CONTENTS = {  # caption -> pages, with the titles that the navigation shows
 NAMES = {page for pages in CONTENTS.values() for page in pages.values()}
 
 class Pages(Project):
-    """README.md is the pages `index` and `guide`."""
+    """README.md is the page `index`."""
 
     def path2doc(self, filename: Any) -> str | None:
         name = super().path2doc(filename)
         return "index" if name == "README" else name if name in NAMES else None
-
-    def discover(self, *args: Any, **options: Any) -> set[str]:
-        names = super().discover(*args, **options)
-        names.add("guide")
-        self._docname_to_path["guide"] = Path("README.md")
-        return names
 
 
 def read(app: Sphinx, page: str, content: list[str]) -> None:
     """Change the text of a page before it is parsed."""
     if page == "docs/tutorial":
         content[0] = "\n\n".join(cells(json.loads(content[0])))
-    if page in ("index", "guide"):
-        before, _, rest = content[0].partition("## Next\n")
-        guide, _, after = rest.partition("## Measured\n")
-        assert after, "README.md: the sections Next and Measured make two pages"
-        content[0] = "# Guide\n" + guide.replace("\n### ", "\n## ")
-        if page == "index":
-            content[0] = f"{before}Next: the {{doc}}`guide`.\n\n## Measured\n{after}\n\n" + navigation()
+    if page == "index":
+        content[0] += "\n\n" + navigation()
 
 
 def navigation() -> str:

@@ -68,7 +68,7 @@ def test_edges_of_tiles(form: str, shape: tuple[int, int, int]) -> None:
     multiply(form, *shape)
 
 
-@pytest.mark.parametrize("columns", each(5, [7, 8, 9, 16, 31, 32]))
+@pytest.mark.parametrize("columns", each(6, [7, 8, 9, 16, 31, 32]))
 @pytest.mark.parametrize("form", FORMS)
 def test_edges_of_narrow_tiles(form: str, columns: int) -> None:
     multiply(form, 513 if columns <= 16 else 257, columns, 19)
