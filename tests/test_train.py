@@ -65,6 +65,16 @@ def test_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "mlp-2" in captured.out and captured.err == ""
 
 
+def test_a_run_continues_if_minidl_data_is_set_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, "--epochs", "2", "--out", "run", "--quiet"]) == 0
+    monkeypatch.setenv("MINIDL_DATA", str(tmp_path))
+    assert main(["--resume", "run", "--epochs", "3", "--json", "--quiet"]) == 0
+    assert result(capsys)["epochs"] == 3
+    assert main(["--evaluate", "run", "--json", "--quiet"]) == 0
+
+
 def test_steps_instead_of_epochs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--steps", "8", "--json"]) == 0
     told = result(capsys)

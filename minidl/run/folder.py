@@ -275,7 +275,8 @@ def result_of(folder: str | Path) -> dict[str, Any] | None:
 def read_options(path: Path) -> dict[str, Any]:
     """Return the options in a run's config.toml. Raises CheckpointError if some are missing, ConfigError if invalid."""
     given = read_toml(path)
-    missing = [name for name in saved(resolve(given)) if name not in given and name not in ADDED]
+    optional = {*ADDED, "data_dir"}  # data_dir: the run may have begun without $MINIDL_DATA
+    missing = [name for name in saved(resolve(given)) if name not in given and name not in optional]
     if missing:
         more = f" and {len(missing) - 3} more options" if len(missing) > 3 else ""
         raise CheckpointError(f"{path} is incomplete: it lacks {', '.join(missing[:3])}{more}; "
