@@ -185,8 +185,9 @@ def test_the_python_code_of_topologies() -> None:
     assert (names["shares"] @ names["uneven"].matrix(0)).round(9).tolist() == names["shares"]
 
 
-def test_every_method_has_a_formula_a_picture_and_a_use() -> None:
+def test_every_method_has_a_formula_a_picture_a_use_and_a_line_of_the_guide() -> None:
     text = (ROOT / "comm" / "methods" / "README.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
     formulas, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
     (pictures,) = [section for section in sections if section.startswith("In pictures")]
     (uses,) = [section for section in sections if section.startswith("When to use which")]
@@ -194,6 +195,7 @@ def test_every_method_has_a_formula_a_picture_and_a_use() -> None:
         assert f"\n| `{method}` |" in formulas, method
         assert re.search(rf"^    {method} +0  ", pictures, re.MULTILINE), method
         assert re.search(rf"`{method}[ `]", uses.split("\n\n")[1]), method
+        assert f"`{method}`" in guide, method
 
 
 def test_every_block_has_a_language_that_tests_know() -> None:
