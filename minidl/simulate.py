@@ -22,7 +22,7 @@ from minidl.report import at_end
 from minidl.resources import MOST_RANKS
 from minidl.run.config import Config
 from minidl.run.display import left_out
-from minidl.run.help import Command, show
+from minidl.run.help import Command, printed, show
 from minidl.run.model_file import is_own
 from minidl.run.options import HelpWanted, limits, option, options, parse
 from minidl.run.signals import Signals, Stopped
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             signals.prepare()
             result = execute(config, given, signals)
-            print(json.dumps(result) if given.get("json") else _text(result), flush=True)
+            code = printed(json.dumps(result) if given.get("json") else _text(result), "the result")
             at_end(result.get("out"), given, config.model if is_own(config.model) else "")
         except HelpWanted as wanted:
             return show(COMMAND, wanted.topic)
@@ -114,8 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except EXPECTED as error:
             code = report(explained(error, "use fewer --ranks or a smaller model"))
             at_end(getattr(error, "run", None), given)
-            return code
-    return 0
+    return code
 
 
 def _scenario(given: Mapping[str, Any], signals: Signals) -> int:

@@ -1,4 +1,4 @@
-"""The first instructions of a command: Ctrl-C ends it with one line, and the package is complete.
+"""The first instructions of a command: no standard file is closed, Ctrl-C prints one line, the package is complete.
 
 The imports of NumPy and Numba take most of the first second of a command. So minidl/__init__.py imports this file
 before all others. It handles Ctrl-C only if this process was started as one of the commands, not if a program
@@ -63,6 +63,22 @@ def _complete() -> None:
         spec.loader.exec_module(package)
 
 
-if _is_command() and getsignal(SIGINT) is default_int_handler:  # else Ctrl-C is ignored, or handled elsewhere
-    signal(SIGINT, _end)
+def _open_standard_files() -> None:
+    """Open /dev/null in place of standard input, output or error, if the parent process has closed it.
+
+    Otherwise the next file that is opened, such as the memory that replicas share, would get its number. What is
+    printed would land in it.
+    """
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # its number is the lowest that is free: fd
+            setattr(sys, name, open(fd, "w" if fd else "r"))  # noqa: SIM115
+
+
+if _is_command():
+    _open_standard_files()
+    if getsignal(SIGINT) is default_int_handler:  # else Ctrl-C is ignored, or handled elsewhere
+        signal(SIGINT, _end)
 _complete()

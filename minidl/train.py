@@ -22,7 +22,7 @@ from minidl.run.config import CLAIMING, Config, resolve
 from minidl.run.config_file import file_options
 from minidl.run.display import count, left_out, speed
 from minidl.run.folder import read_run, resuming
-from minidl.run.help import Command, show
+from minidl.run.help import Command, printed, show
 from minidl.run.options import HelpWanted, parse
 from minidl.run.shares import parse_devices
 from minidl.run.signals import Signals, Stopped
@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     job: Job | None = None
     given: dict[str, Any] = {}
     everywhere = True  # whether an error is the same in all ranks of a job, because it depends only on `words`
+    code = 0
     with Signals() as signals:
         try:
             job = find_job()
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 fabric.transport.cycle = DutyCycle(own.cycle, fabric.beat)
             result = execute(config, given, signals, fabric)
             if result is not None and (job is None or job.leads):
-                print(json.dumps(result) if given.get("json") else _text(result), flush=True)
+                code = printed(json.dumps(result) if given.get("json") else _text(result), "the result")
             if fabric is not None:
                 fabric.close()
             if result is not None and (job is None or job.leads):
@@ -117,8 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             message = explained(error, "use a lower --batch-size or a smaller model")
             code = job.fail(message, everywhere and isinstance(error, MinidlError)) if job else report(message)
             at_end(getattr(error, "run", None), given)
-            return code
-    return 0
+    return code
 
 
 def read_config(given: Mapping[str, Any], simulated: bool = False) -> Config:
@@ -130,6 +130,11 @@ def read_config(given: Mapping[str, Any], simulated: bool = False) -> Config:
         known = read_run(folder, simulated)
         model_file.require_same_kind(known["model"], given, "--resume")
         model_file.require_named(known["model"], given, f"the run {folder}", resuming(folder))
+        if data := given.get("data"):  # a file that has moved; with `given`, it would change presets
+            if not (known["data"].endswith(".npz") and data.endswith(".npz")):
+                raise ConfigError(f"--data cannot be given with --resume: the run keeps its data, {known['data']!r}")
+            known["data"] = data
+            given = {name: value for name, value in given.items() if name != "data"}
         return model_file.identified(resolve(known, given), given, known)
     if given.get("evaluate"):
         return replace(Config(), workers=1, **{name: given[name] for name in ("threads", "quiet") if name in given})

@@ -78,6 +78,17 @@ sys.meta_path[:] = [each for each in sys.meta_path if "editable" not in str(each
 """
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_files_do_not_become_those_of_the_run(tmp_path: Path, closed: str) -> None:
+    words = "--data synthetic:96x4x4x1:4 --model mlp --batch-size 16 --epochs 1 --workers 2 --out run --no-report"
+    script = f'"$0" -m minidl.train {words} {closed}'
+    done = subprocess.run(["bash", "-c", script, sys.executable], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "summary.json").is_file()
+    assert ("test accuracy" in done.stdout) == (">&-" not in closed.split())
+    assert ("epoch" in done.stderr) == ("2>&-" not in closed.split())
+
+
 def test_in_a_folder_that_holds_a_clone(tmp_path: Path, root: Path) -> None:
     """An editable installation finds the modules of minidl, but Python prefers the folder minidl as a package."""
     (tmp_path / "minidl").mkdir()

@@ -33,8 +33,9 @@ def test_import_loads_no_slow_packages() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_each_rank_has_its_cores_and_threads() -> None:
+def test_each_rank_has_its_cores_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     cores = sorted(os.sched_getaffinity(0))
+    monkeypatch.delenv("MINIDL_THREADS", raising=False)
     code, said, _ = job(len(cores), "end", program=("-c", LIGHT))
     assert code == 0
     assert sorted(said[rank][1:] for rank in said) == [["1", [core]] for core in cores]
@@ -43,6 +44,12 @@ def test_each_rank_has_its_cores_and_threads() -> None:
     code, said, errors = job(len(cores) + 1, "end", program=("-c", LIGHT), quiet=False, threads=3)
     assert said[0][1:] == ["3", cores]
     assert errors.startswith(f"minidl: {len(cores) + 1} processes of 3 threads on {len(cores)} cores")
+    monkeypatch.setenv("MINIDL_THREADS", "2")
+    code, said, _ = job(1, "end", program=("-c", LIGHT))
+    assert said[0][1] == "2"
+    monkeypatch.setenv("MINIDL_THREADS", "two")
+    code, _, errors = job(1, "end", program=("-c", LIGHT))
+    assert code and errors == "minidl: error: MINIDL_THREADS is 'two': expected a whole number of 1 or more\n"
 
 
 @pytest.mark.parametrize("victims", [

@@ -6,6 +6,7 @@ import builtins
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,6 +74,34 @@ def test_a_run_continues_if_minidl_data_is_set_later(
     assert main(["--resume", "run", "--epochs", "3", "--json", "--quiet"]) == 0
     assert result(capsys)["epochs"] == 3
     assert main(["--evaluate", "run", "--json", "--quiet"]) == 0
+
+
+def write_data(path: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    x, y = random.integers(256, size=(120, 4, 4, 1)).astype(np.uint8), np.arange(120) % 4
+    np.savez(path, x_train=x[:96], y_train=y[:96], x_test=x[96:], y_test=y[96:])
+
+
+def test_a_resume_notices_other_data_and_takes_a_file_that_has_moved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", "mlp", "--batch-size", "16", "--out", "run", "--quiet"]
+    write_data(tmp_path / "data.npz", 0)
+    assert main(["--data", "data.npz", "--epochs", "1", *options]) == 0
+    write_data(tmp_path / "data.npz", 1)
+    assert main(["--resume", "run", "--epochs", "2"]) == 2
+    assert re.search(r"the data set has changed: its mean was \[0\.\d+\], and is \[0\.", capsys.readouterr().err)
+    (tmp_path / "data.npz").unlink()
+    (tmp_path / "moved").mkdir()
+    write_data(tmp_path / "moved" / "other.npz", 0)
+    assert main(["--resume", "run", "--data", "moved/other.npz", "--epochs", "2", "--quiet"]) == 0
+    assert main(["--resume", "run", "--epochs", "3", "--quiet"]) == 0  # config.toml names the new place
+    options[-2] = "whole"
+    assert main(["--data", "moved/other.npz", "--epochs", "3", *options]) == 0
+    one, other = (tomllib.loads((tmp_path / name / "config.toml").read_text()) for name in ("run", "whole"))
+    assert one == other
+    assert main(["--resume", "run", "--data", "digits", "--epochs", "4"]) == 2
+    assert "--data cannot be given with --resume: the run keeps its data" in capsys.readouterr().err
 
 
 def test_steps_instead_of_epochs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,7 @@ from minidl import errors, resources
 from minidl.comm import memory
 from minidl.comm.launch.cores import neighbours, share
 from minidl.comm.launch.monitor import Monitor, tell
+from minidl.engine.environment import number
 from minidl.errors import ConfigError
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -61,8 +62,8 @@ def run(
 ) -> int:
     """Run `python PROGRAM ARGV` as this number of ranks; return the exit code of the whole run.
 
-    threads: of each rank; 0: cores / ranks, rounded down, at least 1. A container's CPU limit counts as its cores. A
-    list has the threads of each; further ranks have one.
+    threads: of each rank; 0: MINIDL_THREADS, or else cores / ranks, rounded down, at least 1. A container's CPU limit
+    counts as its cores. A list has the threads of each; further ranks have one.
     grace: seconds after an error until the launcher kills the other ranks. program: Python's arguments before ARGV.
     places: for newcomers; the default is none.
     Raises ConfigError if there are too many ranks for this machine, or if a rank cannot be started.
@@ -70,7 +71,7 @@ def run(
     require_room(ranks)
     cores = neighbours(os.sched_getaffinity(0))
     if isinstance(threads, int):
-        each = [threads or max(1, resources.cores() // ranks)] * ranks
+        each = [threads or number("MINIDL_THREADS") or max(1, resources.cores() // ranks)] * ranks
     else:
         each = [*threads, *[1] * (ranks - len(threads))]
     if sum(each) > len(cores) and not quiet:

@@ -10,7 +10,8 @@ from minidl.errors import ConfigError, require_package
 from minidl.run.config import FREE, LENGTH
 from minidl.run.shares import parse_devices
 
-WITH_RESUME = (*FREE, *LENGTH, "max_workers", "model", "model_hash", "resume", "json", "quiet", "trace",
+# --model and --data only name the place of a file again.
+WITH_RESUME = (*FREE, *LENGTH, "max_workers", "model", "model_hash", "data", "resume", "json", "quiet", "trace",
                "tensorboard", "no_report")  # fmt: skip
 # With --evaluate of a run. --model only names the file of a model again.
 OF_A_RUN = ("evaluate", "model", "model_hash", "data", "data_dir", "layout", "views", "threads", "json", "quiet")

@@ -189,7 +189,7 @@ class Config:
                          choices=PLACES)
     precision: str = option("float32", "what matrix products on GPUs multiply; sums are float32", group="run",
                             choices=PRECISIONS)
-    threads: int = option(0, "threads per process; 0: MINIDL_THREADS or one per core (for several --workers: a share "
+    threads: int = option(0, "threads per process; 0: MINIDL_THREADS, or one per core (for several --workers: a share "
                           "of the cores); does not change results", group="run", limits=THREADS)
     parts: int = option(1, "groups of a replica's cores, each with its own copy of the weights and its part of the "
                         "batch; a number that divides --threads and --batch-size", group="run", limits=PARTS)

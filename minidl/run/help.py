@@ -71,7 +71,7 @@ def run_plain(command: Command, work: Callable[[list[str]], None], argv: Sequenc
     try:
         work(sys.argv[1:] if argv is None else list(argv))
     except HelpWanted:
-        return _printed(plain_page(command))
+        return printed(plain_page(command), "this page")
     except KeyboardInterrupt:
         return 130
     except EXPECTED as error:
@@ -82,19 +82,22 @@ def run_plain(command: Command, work: Callable[[list[str]], None], argv: Sequenc
 def show(command: Command, topic: str) -> int:
     """Print a page of --help. Returns the exit code: 0, or 2 if the topic is unknown."""
     try:
-        return _printed(page(command, topic))
+        return printed(page(command, topic), "this page")
     except ConfigError as error:
         return report(str(error))
 
 
-def _printed(text: str) -> int:
-    """Print a page. Returns the exit code: 0, or 2 if standard output cannot be written."""
+def printed(text: str, what: str) -> int:
+    """Print a text. Returns the exit code: 0, or 2 if standard output cannot be written. what: the text, in the error.
+
+    A pipe breaks if the reader ends early, as in `--help | head`: this is no error.
+    """
     try:
         print(text, flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest, which Python writes at exit
-        if not isinstance(error, BrokenPipeError):  # a pipe breaks if the reader ends early: --help | head
-            return report(f"cannot print this page: {error.strerror}")
+        if not isinstance(error, BrokenPipeError):
+            return report(f"cannot print {what}: {error.strerror}")
     return 0
 
 

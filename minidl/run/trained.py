@@ -198,22 +198,34 @@ def _described(about: dict[str, str], name: str) -> Any:
     return value
 
 
+def difference(about: dict[str, str], data: Dataset, tolerance: float) -> tuple[str, str, str] | None:
+    """Return how a data set differs from the one that the metadata of weights describes: what, before, now.
+
+    None if it does not, or if there is no metadata. tolerance: by how much of the standard deviation means and
+    standard deviations may differ. Raises Mismatch if the metadata is invalid.
+    """
+    now: dict[str, Any] = {"input_shape": data.input_shape, "classes": data.classes, "mean": data.mean, "std": data.std}
+    then = {name: _described(about, name) for name in now if name in about}
+    for name, value in then.items():
+        slack = tolerance * data.std if name in ("mean", "std") else 0
+        if np.shape(value) != np.shape(now[name]) or (np.abs(np.subtract(value, now[name])) > slack).any():
+            before, after = (np.array2string(np.asarray(v), precision=4, threshold=6) for v in (value, now[name]))
+            return name, before, after
+    return None
+
+
 def check_data(weights: ArrayFile, data: Dataset) -> None:
     """Raise CheckpointError if a data set is not like the one that the metadata of a weights file describes.
 
     Files without metadata are accepted. Means and standard deviations may differ by 1% of the standard deviation.
     """
-    about = weights.metadata
-    now: dict[str, Any] = {"input_shape": data.input_shape, "classes": data.classes, "mean": data.mean, "std": data.std}
     with blaming(f"{weights.path}: its metadata", CheckpointError):
-        then = {name: _described(about, name) for name in now if name in about}
-    for name, value in then.items():
-        slack = 0.01 * data.std if name in ("mean", "std") else 0
-        if np.shape(value) != np.shape(now[name]) or (np.abs(np.subtract(value, now[name])) > slack).any():
-            before, after = (np.array2string(np.asarray(v), precision=4, threshold=6) for v in (value, now[name]))
-            raise CheckpointError(f"{weights.path} was trained on data with {name} {before}, and {data.name} has "
-                                  f"{after}: give the data of its training, or use minidl.load and "
-                                  "minidl.evaluate in Python")  # fmt: skip
+        found = difference(weights.metadata, data, 0.01)
+    if found:
+        name, before, now = found
+        raise CheckpointError(f"{weights.path} was trained on data with {name} {before}, and {data.name} has {now}: "
+                              "give the data of its training, or use minidl.load and minidl.evaluate in "
+                              "Python")  # fmt: skip
 
 
 def find_weights(path: Path) -> ArrayFile:

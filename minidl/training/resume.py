@@ -23,6 +23,7 @@ from minidl.run.config import FREE, LENGTH, Config, resolve
 from minidl.run.config_file import from_toml, saved, to_toml
 from minidl.run.model_file import is_own
 from minidl.run.progress import BEST, Progress, length, require_position
+from minidl.run.trained import difference
 from minidl.schema import LARGEST, Mismatch, named
 from minidl.training.balanced import Balanced, part_before
 from minidl.training.replica_state import METHOD, ReplicaState, mean_and_distance, restore_replica, without_method
@@ -128,6 +129,10 @@ class Restoration:
                                   "data set has changed")  # fmt: skip
         if state["layout"] != trainer.engine.arena.layout_hash:
             raise CheckpointError("the checkpoint is from a model with another layout of parameters")
+        with blaming("its metadata", CheckpointError):
+            changed = difference(checkpoint.about, trainer.data, 1e-4)  # the same data, perhaps on another CPU
+        if changed:
+            raise CheckpointError("the data set has changed: its {} was {}, and is {}".format(*changed))
         _check_arrays(trainer, checkpoint)
         for name in [f"{rank}/{kind}" for rank in self.members for kind in ("theta", STATS)]:
             if name not in checkpoint.vectors:
@@ -231,7 +236,8 @@ def _options_then(now: Config, text: str) -> Config:
         then = resolve(from_toml(text))
     except ConfigError as error:
         raise CheckpointError(f"the options in the checkpoint are not valid: {error}") from None
-    moved = ("model", "model_hash") if is_own(then.model) and is_own(now.model) else ()  # see run/model_file.py
+    moved = {"model", "model_hash"} if is_own(then.model) and is_own(now.model) else set()  # see run/model_file.py
+    moved |= {"data"} if then.data.endswith(".npz") and now.data.endswith(".npz") else set()
     for name in saved(then) | saved(now):
         was, is_now = getattr(then, name), getattr(now, name)
         if name not in (*FREE, *LENGTH, *moved) and was != is_now:
