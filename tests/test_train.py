@@ -76,6 +76,26 @@ def test_a_run_continues_if_minidl_data_is_set_later(
     assert main(["--evaluate", "run", "--json", "--quiet"]) == 0
 
 
+def train_into(output: int) -> subprocess.CompletedProcess[bytes]:
+    """Train in another process, whose standard output is this file."""
+    options = [*SMALL, "--workers", "1", "--epochs", "1", "--quiet", "--no-report"]
+    return subprocess.run([sys.executable, "-m", "minidl.train", *options], stdout=output, stderr=subprocess.PIPE)
+
+
+def test_a_result_that_nobody_reads_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = train_into(writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_result_that_cannot_be_printed_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        done = train_into(full.fileno())
+    assert (done.returncode, done.stderr) == (2, b"minidl: error: cannot print the result: No space left on device\n")
+
+
 def write_data(path: Path, seed: int) -> None:
     random = np.random.default_rng(seed)
     x, y = random.integers(256, size=(120, 4, 4, 1)).astype(np.uint8), np.arange(120) % 4
