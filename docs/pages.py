@@ -51,6 +51,7 @@ CONTENTS = {  # caption -> pages, with the titles that the navigation shows
 }  # fmt: skip
 NAMES = {page for pages in CONTENTS.values() for page in pages.values()}
 
+
 class Pages(Project):
     """README.md is the page `index`."""
 
