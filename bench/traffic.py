@@ -30,7 +30,7 @@ from minidl.kernels.conv.reference import output_size
 from minidl.kernels.conv.short import MOST_PRODUCTS
 from minidl.kernels.matmul.amx import SIDE
 from minidl.kernels.matmul.amx_product import DEPTH, WIDE, block_of_strips, depth_of_strips, uses_amx
-from minidl.kernels.matmul.blocks import HEIGHTS_OF_TWO, LANES, MR, NR, PANELS, PRODUCT_MR, block_depth, block_rows
+from minidl.kernels.matmul.blocks import HEIGHTS_OF_TWO, LANES, MR, NR, PANELS, PRODUCT_MR, block_depth, block_strips
 from minidl.kernels.matmul.cpu import LARGE
 from minidl.kernels.matmul.share import B_IN_PLACE_STRIPS, PACK_A_PANELS
 from minidl.kernels.matmul.tile import panels_of
@@ -171,7 +171,7 @@ def product(
     form: nn, nt or tn; packed: whether an earlier call has packed the second matrix.
     """
     kc, (high, wide) = block_depth(depth), tile_size(columns)
-    mc = min(rows, block_rows(kc, NR))
+    mc = min(rows, block_strips(_up(rows, PRODUCT_MR), kc) * PRODUCT_MR)
     panels, pairs, tiles, blocks = _up(columns, NR), _up(columns, wide), _up(rows, high), _up(rows, mc)
     pair, strip, block = FLOAT * kc * wide, FLOAT * kc * high, FLOAT * mc * kc
     b, out = FLOAT * columns * depth, FLOAT * rows * columns

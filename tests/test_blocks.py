@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minidl import resources
 from minidl.engine import environment
+from minidl.engine.jit import L2
 from minidl.errors import ConfigError
-from minidl.kernels.matmul.blocks import MC_KC, block_rows
+from minidl.kernels.matmul.blocks import KC, PRODUCT_MR, block_strips, most_strips
 
 DIGESTS = """
 import hashlib
@@ -82,6 +85,13 @@ def test_sizes_are_those_that_linux_reports(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.parametrize("kc", [1, 256, 1024])
-def test_a_block_of_a_fills_half_of_the_cache(kc: int) -> None:
-    rows = block_rows(kc, 32)
-    assert rows % 32 == 0 and (rows - 1) * kc < MC_KC < (rows + 32) * kc
+def test_a_block_of_a_fills_five_eighths_of_the_cache(kc: int) -> None:
+    assert most_strips(kc) * PRODUCT_MR * kc <= L2 * 5 // 8 // 4 < (most_strips(kc) + 1) * PRODUCT_MR * kc
+
+
+@given(strips=st.integers(1, 10_000), kc=st.integers(1, KC))
+def test_blocks_are_equally_high(strips: int, kc: int) -> None:
+    block = block_strips(strips, kc)
+    blocks = (strips + block - 1) // block
+    assert block <= most_strips(kc) and blocks == (strips + most_strips(kc) - 1) // most_strips(kc)
+    assert strips > block * (blocks - 1) and blocks * block - strips < blocks

@@ -128,11 +128,11 @@ def test_a_transposed_matrix_is_packed_by_each_thread() -> None:
 
 
 def test_long_sums_are_cut_and_the_output_is_read_again() -> None:
-    """1024 rows: KC = 256, so 2048 products are eight pieces, and blocks have 2**17 / 256 = 512 rows."""
+    """KC = 512, so 2048 products are four pieces; 86 strips of 12 rows are four blocks, of at most 2**17 * 5/4 numbers."""
     streams = traffic.product(1024, 512, 2048, 1)
     packed, again = streams[2], streams[4]
-    assert (packed.read, packed.written) == (2048 * 512 * 4, 2 * 2048 * 512 * 4)
-    assert (again.read, again.written) == (7 * 1024 * 512 * 4,) * 2
+    assert (packed.read, packed.written) == (3 * 2048 * 512 * 4, 4 * 2048 * 512 * 4)
+    assert (again.read, again.written) == (3 * 1024 * 512 * 4,) * 2
 
 
 def layer(**changed: object) -> dict[str, object]:

@@ -8,18 +8,21 @@
 |      | three vectors 8 (4)                    |                              |                              |
 | NR   | 2 vectors: 32 float32 with AVX-512     | columns of a panel; a tile   | registers                    |
 |      |                                        | has one panel or two         |                              |
-| KC   | 256 at most; all blocks of a product   | depth of a block: summands   | L1: a panel of b (KC, NR)    |
-|      | have about equal depth                 |                              | and a strip of a (MR, KC);   |
-|      |                                        |                              | two panels: L2               |
-| MC   | MC * KC numbers fill half of L2        | rows of a block of a         | L2: a block of a (MC, KC)    |
+| KC   | 512 at most; all blocks of a product   | depth of a block: summands   | L2: two panels of b          |
+|      | have about equal depth                 |                              | (KC, 2 * NR)                 |
+| MC   | MC * KC numbers fill up to 5/8 of L2;  | rows of a block of a         | L2: a block of a (MC, KC)    |
+|      | all blocks are about equally high      |                              |                              |
 | NC   | not used here                          | columns of a block of b      | L3, in BLIS                  |
 
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015. NR is given
 for float32. In float64 NR is half as large, so a panel of `b` needs as much memory as in float32. A block of
 `a` needs twice as much as in float32.
 
-The other half of L2 is for the panels of b, their successors, if they are prefetched, and out. MC follows from the
-machine's L2. KC does not: it decides where a sum is split, so the bits would differ from one machine to another.
+The rest of L2 is for the panels of b, their successors, if they are prefetched, and out. MC follows from the machine's
+L2. KC does not: it decides where a sum is split, so the bits would differ from one machine to another.
+
+A smaller KC would keep panels in L1. But for each piece of KC products, a tile loads and stores its sums, which are in
+L2 at best. README.md (step 6) has what that costs.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ HEIGHTS = PRODUCT_MR, PRODUCT_MR // 3 * 2, PRODUCT_MR // 3  # the last rows of a
 PANELS = 2 if REGISTERS == 32 else 1  # a tile of a product has up to this many panels
 HEIGHTS_OF_TWO = 6, 4  # rows of a tile of two panels: 6 * 4 vectors of sums, 4 of b and 1 of a
 NR = 2 * LANES
-KC = 256
+KC = 512
 MC_KC = L2 // 2 // 4
 LINE = 16  # float32 numbers in a cache line; scratch sizes include as many spare numbers, which `aligned` may skip
 MOST_FEW = 4  # tiles of up to this many rows are in few.py
@@ -83,9 +86,19 @@ def block_depth(depth: int) -> int:
 
 
 @helper
-def block_rows(kc: int, nr: int) -> int:
-    """Return MC for blocks of depth kc > 0: a multiple of nr rows, at least nr."""
-    return max(nr, MC_KC // kc // nr * nr)
+def most_strips(kc: int) -> int:
+    """Return the most strips of PRODUCT_MR rows that a block of a has if its depth is kc > 0."""
+    return max(1, MC_KC * 5 // 4 // kc // PRODUCT_MR)
+
+
+@helper
+def block_strips(strips: int, kc: int) -> int:
+    """Return the strips of each block of a: MC / PRODUCT_MR, if a thread computes `strips` > 0 strips of depth kc > 0.
+
+    The blocks are about equally high, since a last block of few rows would need all panels of b for these.
+    """
+    blocks = (strips + most_strips(kc) - 1) // most_strips(kc)
+    return (strips + blocks - 1) // blocks
 
 
 @helper

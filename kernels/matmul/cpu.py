@@ -85,7 +85,7 @@ def _divides_rows(parts: int, out: ndarray) -> bool:
     # The work of the busiest thread, in tiles of one vector
     by_pairs = (strips * ((vectors + pair - 1) // pair) + parts - 1) // parts * min(pair, vectors)
     by_rows = (strips + parts - 1) // parts * vectors
-    return (rows >= columns and by_rows < by_pairs) or (rows >= 2 * columns and 16 * by_rows <= 17 * by_pairs)
+    return rows >= columns and 16 * by_rows <= 17 * by_pairs
 
 
 @helper

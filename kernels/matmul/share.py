@@ -8,7 +8,18 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, helper
 
-from .blocks import LANES, MC_KC, NR, PANELS, PRODUCT_MR, block_depth, block_rows, few_panels, few_rows, tile_rows
+from .blocks import (
+    LANES,
+    NR,
+    PANELS,
+    PRODUCT_MR,
+    block_depth,
+    block_strips,
+    few_panels,
+    few_rows,
+    most_strips,
+    tile_rows,
+)
 from .few import few_tile
 from .operands import Left, Right
 from .pack import pack_columns, pack_rows, pack_strips
@@ -44,12 +55,11 @@ def panel_size(depth: int) -> int:
 def share_scratch(rows: int, columns: int, depth: int) -> int:
     """Return the number of elements of a thread's scratch: panels of b and, for many panels, a block of a."""
     kc = block_depth(max(1, depth))
-    mc = min(rows, MC_KC // kc + NR)
     if has_short_sums(rows, columns, depth):
         return max(PANELS * panel_size(depth), panels_size(columns, depth)) + (PRODUCT_MR + 1) * (depth + LANES)
     # LANES, not NR: a panel of float64 is half as wide, so PACK_A_PANELS panels have half as many columns. The last
     # pair may have few columns.
-    strips = (mc + PRODUCT_MR - 1) // PRODUCT_MR if columns > (PACK_A_PANELS - PANELS) * LANES else 1
+    strips = min((rows + PRODUCT_MR - 1) // PRODUCT_MR, most_strips(kc)) if columns > (PACK_A_PANELS - PANELS) * LANES else 1
     packed_a = strips * PRODUCT_MR * kc + LANES * (PRODUCT_MR + 1)
     return PANELS * panel_size(depth) + (packed_a + LANES - 1) // LANES * LANES
 
@@ -114,7 +124,7 @@ def share(
     pair, line = PANELS * nr, line_of(out)
     strips, pairs = (rows + PRODUCT_MR - 1) // PRODUCT_MR, (columns + pair - 1) // pair
     first, last = part * strips * pairs // parts, (part + 1) * strips * pairs // parts
-    block = min(strips, block_rows(kc, nr) // PRODUCT_MR)  # strips in a block of a
+    block = block_strips(strips, kc)
     packed_b, strips_of_a = scratch, scratch[PANELS * panel_size(depth) :]
     few_mr = few_rows(rows, not b.packed) if b.column == 1 else 0
     few = few_panels(few_mr)  # panels that few.py computes together
