@@ -19,7 +19,7 @@ vectors (on AMX, with MINIDL_ISA=avx512).
     multiply-adds   128 * 512 * 512                                    33.6 million
     L1              22 x 8 = 176 tiles of 6 rows and 64 columns; for each of 512 products a tile loads 64 numbers of b
                     and 6 of a: 176 * 512 * 70 * 4 bytes                             = 25.2 MB
-    L2              two panels of b, 256 * 64 * 4 = 64 KiB, do not fit into an L1 of 48 KiB. So all tiles read b from
+    L2              two panels of b, 512 * 64 * 4 = 128 KiB, do not fit into an L1 of 48 KiB. So all tiles read b from
                     L2, and each pair of panels reads a: (22 * 512 * 512 + 8 * 128 * 512) * 4 = 25.2 MB, and packing
     memory          at most a, b and out: (128 * 512 + 512 * 512 + 128 * 512) * 4    = 1.6 MB
 
