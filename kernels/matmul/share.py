@@ -59,7 +59,9 @@ def share_scratch(rows: int, columns: int, depth: int) -> int:
         return max(PANELS * panel_size(depth), panels_size(columns, depth)) + (PRODUCT_MR + 1) * (depth + LANES)
     # LANES, not NR: a panel of float64 is half as wide, so PACK_A_PANELS panels have half as many columns. The last
     # pair may have few columns.
-    strips = min((rows + PRODUCT_MR - 1) // PRODUCT_MR, most_strips(kc)) if columns > (PACK_A_PANELS - PANELS) * LANES else 1
+    strips = min((rows + PRODUCT_MR - 1) // PRODUCT_MR, most_strips(kc))
+    if columns <= (PACK_A_PANELS - PANELS) * LANES:
+        strips = 1
     packed_a = strips * PRODUCT_MR * kc + LANES * (PRODUCT_MR + 1)
     return PANELS * panel_size(depth) + (packed_a + LANES - 1) // LANES * LANES
 
