@@ -127,7 +127,7 @@ def test_a_transposed_matrix_is_packed_by_each_thread() -> None:
 
 
 def test_long_sums_are_cut_and_the_output_is_read_again() -> None:
-    """KC = 512, so 2048 products are four pieces. 86 strips of 12 rows are four blocks: up to 26 strips in 5/8 of L2."""
+    """KC = 512, so 2048 products are four pieces. 86 strips of 12 rows are four blocks of up to 26 strips."""
     streams = traffic.product(1024, 512, 2048, 1)
     packed, again = streams[2], streams[4]
     assert (packed.read, packed.written) == (3 * 2048 * 512 * 4, 4 * 2048 * 512 * 4)
