@@ -135,6 +135,9 @@ def read_config(given: Mapping[str, Any], simulated: bool = False) -> Config:
                 raise ConfigError(f"--data cannot be given with --resume: the run keeps its data, {known['data']!r}")
             known["data"] = data
             given = {name: value for name, value in given.items() if name != "data"}
+        elif arguments.lacks_file(known["data"]):
+            raise ConfigError(f"--resume {folder}: there is no file {known['data']}, the run's data set; if it has "
+                              "moved, give --data FILE.npz")  # fmt: skip
         return model_file.identified(resolve(known, given), given, known)
     if given.get("evaluate"):
         return replace(Config(), workers=1, **{name: given[name] for name in ("threads", "quiet") if name in given})

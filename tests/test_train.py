@@ -112,6 +112,8 @@ def test_a_resume_notices_other_data_and_takes_a_file_that_has_moved(
     assert main(["--resume", "run", "--epochs", "2"]) == 2
     assert re.search(r"the data set has changed: its mean was \[0\.\d+\], and is \[0\.", capsys.readouterr().err)
     (tmp_path / "data.npz").unlink()
+    assert main(["--resume", "run", "--epochs", "2"]) == 2
+    assert "/data.npz, the run's data set; if it has moved, give --data FILE.npz" in capsys.readouterr().err
     (tmp_path / "moved").mkdir()
     write_data(tmp_path / "moved" / "other.npz", 0)
     assert main(["--resume", "run", "--data", "moved/other.npz", "--epochs", "2", "--quiet"]) == 0

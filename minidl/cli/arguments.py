@@ -41,8 +41,13 @@ def check(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"--{name} {weights} does not exist: expected a run folder, a checkpoint or a "
                               ".safetensors file")  # fmt: skip
     data = given.get("data", "")
-    if data.endswith(".npz") and not os.path.exists(os.path.expanduser(data)):
+    if lacks_file(data):
         raise ConfigError(f"--data {data}: there is no such file")
+
+
+def lacks_file(data: str) -> bool:
+    """Return whether `data` is the path of a .npz file that does not exist."""
+    return data.endswith(".npz") and not os.path.exists(os.path.expanduser(data))
 
 
 def with_devices(words: Sequence[str]) -> list[str]:
