@@ -80,12 +80,13 @@ def _make_product_tile(side_by_side: bool, packs: bool) -> Any:
         e: Emitter, rows: Value, width: Value, depth: Value, accumulate: Value, a: Value, a_at: Value, a_step: Value,
         b: Value, b_at: Value, b_step: Value, b_panel: Value, c: Value, c_at: Value, c_row: Value,
         finish: Value, bias: Value, bias_at: Value, biased: Value, relu: Value,
-        soon: Value, soon_at: Value, soon_step: Value,
+        soon: Value, soon_at: Value, soon_step: Value, requests: Value,
     ) -> None:  # fmt: skip
         """Compute the tile above, of at most tile_rows(rows, panels) rows and MOST_VECTORS vectors of columns.
 
         If `finish`, add bias to the first `biased` columns and, if `relu`, apply relu. For each k, the tile of
-        MOST_VECTORS requests the line of soon[soon_at + k * soon_step] into the second-level cache, unless it packs.
+        MOST_VECTORS requests the line of soon[soon_at + k * soon_step] into the second-level cache, unless it packs. If
+        `requests`, the tile requests its lines of c before the loop, since they may be in no cache.
         """
         a, b, c, bias, soon = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(bias, bias_at), e.at(soon, soon_at)
         step_of_k = a_step if side_by_side else e.integer(1)
@@ -96,7 +97,8 @@ def _make_product_tile(side_by_side: bool, packs: bool) -> Any:
             rows_of_a = [] if side_by_side else [e.in_register(e.at(a, e.times(i, a_step))) for i in numbers]
             panels = [(b, min(vectors, 2)), (e.in_register(e.at(b, b_panel)), vectors - 2)][: (vectors + 1) // 2]
             ahead = e.in_register(e.at(b, e.times(AHEAD, b_step))) if packs else b
-            e.prefetch_rows(rows_of_c, vectors)
+            with e.builder.if_then(requests):
+                e.prefetch_rows(rows_of_c, vectors)
 
             def add_product(sums: Sums, _: Value, a_k: Value, b_k: Value, soon_k: Value) -> Sums:
                 if vectors == MOST_VECTORS and not packs:
@@ -141,6 +143,8 @@ def product_panel(
 ) -> None:  # fmt: skip
     """Compute a column of tiles: any number of rows, and tile_columns(width) = width columns; a, b, c are vectors.
 
+    c should be in a cache, as the planes of a convolution are: the tiles do not request its lines.
+
     a_row, a_step: the distances between rows and between successive k, one of which is 1
     kc: the number of products that are summed in one go; adding such sums has a smaller error than one long sum
     soon, soon_at: where numbers begin that will be read next. Tiles of MOST_VECTORS vectors prefetch them, a line for
@@ -154,11 +158,11 @@ def product_panel(
             deep, adds = min(kc, depth - k), accumulate or k > 0
             if a_step == 1:
                 product_tile(height, width, deep, adds, a, a_at + i * a_row + k, a_row, b, b_at + k * b_step, b_step,
-                             b_panel, c, to, c_row, False, b, 0, 0, False, soon, later, line)  # fmt: skip
+                             b_panel, c, to, c_row, False, b, 0, 0, False, soon, later, line, False)  # fmt: skip
             else:
                 product_tile_side_by_side(height, width, deep, adds, a, a_at + i + k * a_step, a_step,
                                           b, b_at + k * b_step, b_step, b_panel, c, to, c_row, False, b, 0, 0,
-                                          False, soon, later, line)  # fmt: skip
+                                          False, soon, later, line, False)  # fmt: skip
             later += deep * line
             k += deep
         i += height
