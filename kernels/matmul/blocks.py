@@ -79,10 +79,16 @@ def tile_rows(rows: int, panels: int) -> int:
 
 
 @helper
+def equal_blocks(count: int, most: int) -> int:
+    """Return the size of each block if `count` > 0 is divided into the fewest blocks of at most `most`, about equal."""
+    blocks = (count + most - 1) // most
+    return (count + blocks - 1) // blocks
+
+
+@helper
 def block_depth(depth: int) -> int:
     """Return KC for sums of `depth` > 0 products: blocks of about equal depth, of at most KC products each."""
-    blocks = (depth + KC - 1) // KC
-    return (depth + blocks - 1) // blocks
+    return equal_blocks(depth, KC)
 
 
 @helper
@@ -97,8 +103,7 @@ def block_strips(strips: int, kc: int) -> int:
 
     The blocks are about equally high, since a last block of few rows would need all panels of b for these.
     """
-    blocks = (strips + most_strips(kc) - 1) // most_strips(kc)
-    return (strips + blocks - 1) // blocks
+    return equal_blocks(strips, most_strips(kc))
 
 
 @helper
