@@ -14,8 +14,8 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, helper
 from minidl.kernels.matmul.blocks import LANES, NR
-from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions, prefetch, prefetch_write
-from minidl.kernels.matmul.tile import lanes, line_of
+from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
+from minidl.kernels.matmul.tile import lanes
 
 from .choice import Tiles, on_amx
 from .forms import (
@@ -31,8 +31,6 @@ from .forms import (
 )
 from .reference import Pair
 from .sizes import DIVIDED_U, FEW_TILES, GROUP_SIZE, LEAST_TILES
-
-Range = tuple[int, int, int]  # of a vector: begin, end, size of a part (`prefetch_part`)
 
 # -- sizes -------------------------------------------------------------------------------------------------------
 
@@ -188,26 +186,14 @@ def _inside(size: int, first: int, dilation: int, side: int) -> Pair:
 
 
 @helper
-def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int, parts: int) -> Range:
-    """Return which range of `array` some tiles cover, roughly, and the size of a part if it is divided into `parts`.
+def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int) -> Pair:
+    """Return where the numbers of some tiles begin in an array, and how many they are, roughly.
 
-    These are `count` tiles, beginning with tile `first`. Tiles are numbered in the order of memory, so they cover about
-    count / total of the array. The range is shifted by `ahead` rows of pixels.
+    These are `count` of `total` tiles, beginning with tile `first`. Tiles are numbered in the order of memory. The range
+    is shifted by `ahead` rows of pixels.
     """
-    line, begin = line_of(array), array.size // total * first + ahead * array.shape[2] * array.shape[3]
-    size = array.size // total * count
-    return begin, begin + size, (size // line + parts - 1) // parts * line
-
-
-@helper
-def prefetch_part(numbers: ndarray, place: Range, part: int, count: int, write: bool) -> None:
-    """Prefetch `count` parts of a range of a vector, beginning with part number `part`, to read or write them."""
-    begin = place[0] + part * place[2]
-    for at in range(begin, min(begin + count * place[2], place[1], numbers.size), line_of(numbers)):
-        if write:
-            prefetch_write(numbers, at)
-        else:
-            prefetch(numbers, at)
+    each = array.size // total
+    return each * first + ahead * array.shape[2] * array.shape[3], each * count
 
 
 @apart_jit

@@ -31,7 +31,6 @@ SERIAL = 250_000  # with up to this many products, a second thread costs more th
 # this, V and M have the rest of L2. If the rest is too small, U comes from L3 for each group, and they have 3/2 of L2.
 GROUP_SIZE = L2 // 4 // 2
 LEAST_TILES = 16  # in a group
-EARLY_Y = 16  # with up to so many channels of x, y's lines are requested before the products of its tiles, not after
 WINOGRAD_SERIAL = 2**19  # one thread computes y or dx if the products have fewer multiplications
 U_PER_TILE = 2**14  # winograd_large.py computes a large layer if U has at least this many numbers for each tile
 LEAST_OUTPUTS = 128  # in winograd_large.py: four panels

@@ -28,7 +28,8 @@ from numpy import ndarray
 from minidl.engine.jit import HAS_AMX, apart_jit, helper, parallel_jit, prange, threads
 from minidl.kernels.matmul.amx import SHAPES, SIDE, begin_tiles, end_tiles, parts_size
 from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
-from minidl.kernels.matmul.product import product_panel, tile_columns
+from minidl.kernels.matmul.product import count_of_tiles, product_panel, tile_columns
+from minidl.kernels.matmul.requests import add_place, divide_places, next_request, no_requests, request_parts
 from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .choice import SPACED_3X3, Tiles, count_of, on_amx, tiles_of
@@ -54,7 +55,6 @@ from .planes import (
     group_of,
     pixels_of,
     plane_of,
-    prefetch_part,
     round_up,
     row_of,
     row_of_pieces,
@@ -62,7 +62,7 @@ from .planes import (
 )
 from .reference import Pair, output_size
 from .short import MOST_PRODUCTS, short_tile
-from .sizes import EARLY_Y, WINOGRAD_SERIAL
+from .sizes import WINOGRAD_SERIAL
 from .tall import TALL_MR, tall_tile
 from .weights import weight_to_planes
 from .winograd_amx import multiply_plane, split_weight, weight_memory
@@ -102,7 +102,7 @@ def _convolve_sizes(
 @helper
 def _multiply_groups(
     count: int, channels: int, outputs: int, groups: int, pieces: int, kc: int, v: ndarray, v_at: int, v_row: int,
-    u: ndarray, u_at: int, products: ndarray, m_at: int, m_row: int,
+    u: ndarray, u_at: int, products: ndarray, m_at: int, m_row: int, requests: ndarray,
 ) -> None:  # fmt: skip
     """Compute M[k] for `count` tiles: one product for each group of channels and each piece of the kernel."""
     deep, wide, columns = channels // groups, outputs // groups, panel_width(v)
@@ -118,7 +118,8 @@ def _multiply_groups(
                 for piece in range(pieces):
                     at = right + piece * deep * columns
                     product_panel(count, width, deep, kc, piece > 0, v, left + piece * channels, v_row, 1, u, at,
-                                  columns, columns * rows, products, to, m_row, u, at + width * deep)  # fmt: skip
+                                  columns, columns * rows, products, to, m_row, u, at + width * deep,
+                                  requests)  # fmt: skip
             o += width
 
 
@@ -128,9 +129,11 @@ def _convolve_group(
     u: ndarray, u_plane: int, finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int,
     begin: int, stop: int, phase: Phase, y: ndarray, norms: Norms,
 ) -> None:  # fmt: skip
-    """Compute the outputs [begin, stop) of y for `count` tiles, beginning with tile `first`. Between the products,
-    prefetch the pixels that the next `more` tiles read, the shortcut, the input of a batch norm and, with few channels,
-    y."""
+    """Compute the outputs [begin, stop) of y for `count` tiles, beginning with tile `first`.
+
+    Beside the products, request the lines of the shortcut, of a batch norm's input and of y, and the pixels that the
+    next `more` tiles read.
+    """
     planes, above = planes_of(form), tile_of(form)[1][0] - 1 - padding[0]
     channels, outputs, pieces = x.shape[3], y.shape[3], count_of_pieces(form, kernel)
     deep = channels * pieces
@@ -145,23 +148,24 @@ def _convolve_group(
         to_planes(form, False, x, kernel[2:], tiles, shifted, first, count,
                   v[piece * channels :], v_plane, v_row, 0, patch, zeros, norms.before)  # fmt: skip
     columns, kc = panel_width(x), depth_of_sums(form, deep, outputs, groups)
-    total, panels = count_of(x.shape[0], tiles), (outputs + columns - 1) // columns
-    parts = planes * panels  # one of each range is prefetched beside each product
-    following = pixels_of(x, first + count, more, total, above, parts)
-    added = pixels_of(y, first, count if shortcut.size else 0, total, 0, parts)
-    normed = pixels_of(y, first, count if norms.x.size else 0, total, 0, parts)
-    early = channels <= EARLY_Y and stop - begin == outputs
-    written = pixels_of(y, first, count if early else 0, total, 0, parts)
-    pixels, results = x.reshape(-1), y.reshape(-1)
     narrow = groups == 1 and v_row == lanes(x) and m_row == lanes(x)
     tall = count // TALL_MR * TALL_MR if narrow else 0  # rows for tall_tile
+    total = count_of(x.shape[0], tiles)
     amx = on_amx(channels, outputs, groups, pieces, total) and lanes(x) == LANES
+    pixels, idle, requests = x.reshape(-1), no_requests(), no_requests()
+    here = pixels_of(y, first, count, total, 0)
+    add_place(requests, u, pixels, pixels_of(x, first + count, more, total, above))
+    add_place(requests, u, shortcut, here if shortcut.size else (0, 0))
+    add_place(requests, u, norms.x, here if norms.x.size else (0, 0))
+    if amx or groups > 1:
+        divide_places(requests, planes * requests[0], 1)
+    else:
+        add_place(requests, u, y.reshape(-1), here if stop - begin == outputs else (0, 0))
+        divide_places(requests, planes * (tall // TALL_MR + count_of_tiles(count - tall, stop - begin, x)), deep)
     if HAS_AMX and amx:
         begin_tiles(SHAPES)
         for k in range(planes):
-            prefetch_part(pixels, following, k * panels, panels, False)
-            prefetch_part(shortcut, added, k * panels, panels, False)
-            prefetch_part(norms.x, normed, k * panels, panels, False)
+            request_parts(requests, u)
             u_at = weight_plane(form, k) * u_plane
             multiply_plane(count, deep, v, k * v_plane, v_row, u, u_at, begin, stop, m_row, patch)
         end_tiles(SHAPES)
@@ -169,11 +173,9 @@ def _convolve_group(
     for k in range(0 if amx else planes):
         u_at = weight_plane(form, k) * u_plane
         if groups > 1:
-            prefetch_part(pixels, following, k * panels, panels, False)
-            prefetch_part(shortcut, added, k * panels, panels, False)
-            prefetch_part(norms.x, normed, k * panels, panels, False)
+            request_parts(requests, u)
             _multiply_groups(count, channels, outputs, groups, pieces, kc, v, k * v_plane, v_row, u, u_at,
-                             products, k * m_plane, m_row)  # fmt: skip
+                             products, k * m_plane, m_row, idle)  # fmt: skip
             continue
         o = begin
         while o < stop:
@@ -181,19 +183,15 @@ def _convolve_group(
             last = o + width == stop  # then the next product begins with the next plane
             next_u = weight_plane(form, (k + 1) % planes) * u_plane
             soon = next_u + begin * deep if last else u_at + (o + width) * deep
-            panel, some = k * panels + o // columns, (width + columns - 1) // columns
-            prefetch_part(pixels, following, panel, some, False)
-            prefetch_part(shortcut, added, panel, some, False)
-            prefetch_part(norms.x, normed, panel, some, False)
-            prefetch_part(results, written, panel, some, True)
             for t in range(0, tall, TALL_MR):
+                later, step = next_request(requests)
                 tall_tile(deep, False, v, k * v_plane + t * v_row, 1, u, u_at, columns,
-                          products, k * m_plane + t * m_row, m_row)  # fmt: skip
+                          products, k * m_plane + t * m_row, m_row, u, later, step)  # fmt: skip
             if tall < count:
                 product_panel(count - tall, width, deep, kc, False,
                               v, k * v_plane + tall * v_row, v_row, 1, u, u_at + o * deep, columns,
                               columns * deep, products, k * m_plane + tall * m_row + o, m_row,
-                              u, soon)  # fmt: skip
+                              u, soon, requests)  # fmt: skip
             o += width
     from_planes(form, products, m_plane, m_row, 0, tiles, first, count, finish, end, shortcut, patch, begin, stop,
                 phase, y)  # fmt: skip

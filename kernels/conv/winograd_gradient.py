@@ -14,12 +14,13 @@ from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, helper, parallel_jit, prange, threads
 from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
-from minidl.kernels.matmul.product import product_panel, tile_columns
+from minidl.kernels.matmul.product import count_of_tiles, product_panel, tile_columns
+from minidl.kernels.matmul.requests import add_place, divide_places, next_request, no_requests, request_parts
 from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .choice import Tiles, count_of, tiles_of
 from .forms import Kernel, count_of_pieces, has_eight_points, kernel_of, padding_of_piece, planes_of, tile_of
-from .planes import Range, pixels_of, plane_of, prefetch_part, round_up, row_of, to_planes
+from .planes import pixels_of, plane_of, round_up, row_of, to_planes
 from .reference import Pair, output_size
 from .sizes import TILES_EIGHT
 from .tall import TALL_MR, tall_tile_side_by_side
@@ -93,7 +94,7 @@ def _gradient_tiles(
 @helper
 def _add_groups(
     channels: int, outputs: int, groups: int, count: int, kc: int, accumulate: bool, v: ndarray, v_at: int,
-    d: ndarray, d_at: int, du: ndarray, du_at: int,
+    d: ndarray, d_at: int, du: ndarray, du_at: int, requests: ndarray,
 ) -> None:  # fmt: skip
     """Compute dU[k] (C / groups, O): the columns of a group are a product of its channels of V[k] and of D[k]."""
     inner, outer, columns = channels // groups, outputs // groups, panel_width(v)
@@ -104,42 +105,48 @@ def _add_groups(
             width = tile_columns(outer - o, v)
             product_panel(inner, width, count, kc, accumulate, v, v_at + g * inner, 1, v_row,
                           d, d_at + g * outer + o, d_row, columns, du, du_at + g * outer + o, d_row, d,
-                          d_at + g * outer + o + width)  # fmt: skip
+                          d_at + g * outer + o + width, requests)  # fmt: skip
             o += width
 
 
 @apart_jit
 def _gradient_products(
-    begin: int, end: int, planes: int, x: ndarray, dy: ndarray, groups: int, x_next: Range, dy_next: Range, count: int,
+    begin: int, end: int, planes: int, x: ndarray, dy: ndarray, groups: int, x_next: Pair, dy_next: Pair, count: int,
     kc: int, accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
     """Compute dU[k] = V[k]^T @ D[k] for begin <= k < end: sums over `count` tiles, kc tiles at a time. If `accumulate`,
     add them to dU[k].
 
-    Between the products, prefetch what the next group of tiles reads: the range x_next of x, and the range dy_next of
-    dy. planes: of V
+    Beside the products, request what the next group of tiles reads: of x and of dy, the numbers whose begin and count
+    are x_next and dy_next. planes: of V
     """
     channels, outputs = x.shape[3], dy.shape[3]
     v_block, d_block = _block(channels, groups), _block(outputs, groups)
     v_tiles = (v_plane - LANES) // round_up(channels, v_block)
     columns, row = panel_width(v), row_of(outputs)
-    panels = (outputs + columns - 1) // columns
-    pixels, gradients = x.reshape(-1), dy.reshape(-1)
+    idle, requests = no_requests(), no_requests()
+    add_place(requests, v, x.reshape(-1), x_next)
+    add_place(requests, v, dy.reshape(-1), dy_next)
+    if groups > 1:
+        divide_places(requests, (end - begin) * requests[0], 1)
+    else:
+        tiles = 0
+        for first in range(0, channels, v_block):
+            some = min(v_block, channels - first)
+            tall = some // TALL_MR * TALL_MR if row == lanes(x) else 0
+            tiles += tall // TALL_MR * ((count + kc - 1) // kc) + count_of_tiles(some - tall, outputs, v)
+        divide_places(requests, (end - begin) * tiles, count)
     for k in range(begin, end):
         if groups > 1:
-            prefetch_part(pixels, x_next, k * panels, panels, False)
-            prefetch_part(gradients, dy_next, k * panels, panels, False)
+            request_parts(requests, v)
             _add_groups(channels, outputs, groups, count, kc, accumulate, v, k * v_plane, d, k * d_plane,
-                        du, k * du_plane)  # fmt: skip
+                        du, k * du_plane, idle)  # fmt: skip
             continue
         o = 0
         while o < outputs:
             d_at = k * d_plane + _column(o, d_block, v_tiles)
             d_next = k * d_plane + _column(o + columns, d_block, v_tiles)
             width = tile_columns(outputs - o, v)
-            panel, some_panels = k * panels + o // columns, (width + columns - 1) // columns
-            prefetch_part(pixels, x_next, panel, some_panels, False)
-            prefetch_part(gradients, dy_next, panel, some_panels, False)
             for first in range(0, channels, v_block):
                 v_at, du_at = k * v_plane + first * v_tiles, k * du_plane + first * row + o
                 some = min(v_block, channels - first)
@@ -150,12 +157,13 @@ def _gradient_products(
                 tall = some // TALL_MR * TALL_MR if row == lanes(x) else 0
                 for c in range(0, tall, TALL_MR):
                     for t in range(0, count, kc):
+                        later, step = next_request(requests)
                         tall_tile_side_by_side(min(kc, count - t), accumulate or t > 0,
                                                v, v_at + c + t * v_block, v_block, d, d_at + t * d_block, d_block,
-                                               du, du_at + c * row, row)  # fmt: skip
+                                               du, du_at + c * row, row, v, later, step)  # fmt: skip
                 product_panel(some - tall, width, count, kc, accumulate, v, v_at + tall, 1, v_block,
                               d, d_at, d_block, d_next - d_at, du, du_at + tall * row, row, v,
-                              soon)  # fmt: skip
+                              soon, requests)  # fmt: skip
             o += width
 
 
@@ -169,8 +177,7 @@ def _gradient_part(
     du has these planes for each piece of the kernel (forms.py). The pieces have the same D.
     """
     planes, above = planes_of(form), tile_of(form)[1][0] - 1 - padding[0]
-    total, columns = count_of(x.shape[0], tiles), panel_width(x)
-    parts = planes * ((dy.shape[3] + columns - 1) // columns)  # of what is prefetched: one beside each product
+    total = count_of(x.shape[0], tiles)
     v, d = own[: planes * v_plane], own[planes * v_plane : planes * (v_plane + d_plane)]
     patch = own[planes * (v_plane + d_plane) :]
     pieces = count_of_pieces(form, kernel)
@@ -181,8 +188,8 @@ def _gradient_part(
             _gradient_tiles(form, x, dy, kernel, groups, tiles, shift, first, count, 0, piece == 0, v, v_plane, d,
                             d_plane, patch, before)  # fmt: skip
             more = min(group, end - first - count) if piece == pieces - 1 else 0
-            x_next = pixels_of(x, first + count, more, total, above, parts)
-            dy_next = pixels_of(dy, first + count, more, total, 0, parts)
+            x_next = pixels_of(x, first + count, more, total, above)
+            dy_next = pixels_of(dy, first + count, more, total, 0)
             _gradient_products(0, planes, planes, x, dy, groups, x_next, dy_next, count, count, first > begin, v,
                                v_plane, d, d_plane, du[piece * planes * du_plane :], du_plane)  # fmt: skip
 
@@ -236,7 +243,7 @@ def backward_weight(
                                 before)  # fmt: skip
             else:
                 begin, stop, d = t * planes // tasks, (t + 1) * planes // tasks, shared[planes * v_plane :]
-                nothing = 0, 0, 0  # to prefetch: it is not known which thread will read the next tiles
+                nothing = 0, 0  # to request: it is not known which thread will read the next tiles
                 kc = TILES_EIGHT if has_eight_points(form) else count
                 _gradient_products(begin, stop, planes, x, dy, groups, nothing, nothing, count, kc, first > 0,
                                    shared, v_plane, d, d_plane, du[piece * planes * du_plane :], du_plane)  # fmt: skip

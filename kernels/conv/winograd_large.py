@@ -27,6 +27,7 @@ from numpy import ndarray
 from minidl.engine.jit import apart_jit, helper, parallel_jit, prange, threads
 from minidl.kernels.matmul.blocks import LANES, LINE, NR, aligned
 from minidl.kernels.matmul.product import product_panel, tile_columns
+from minidl.kernels.matmul.requests import no_requests
 from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .choice import Tiles, count_of, tiles_of
@@ -86,7 +87,7 @@ def _panel_job(
     kernel = kernel_of(form, weight.shape[:2], (1, 1))
     begin, stop = panel * row, min(outputs, (panel + 1) * row)
     u, products = own, own[weight_planes(form) * u_plane :]
-    patch = products[planes * m_plane :]
+    patch, requests = products[planes * m_plane :], no_requests()
     for c in range(0, channels, kc):
         deep = min(kc, channels - c)
         for block in range(c // vector, ceildiv(c + deep, vector)):
@@ -98,7 +99,8 @@ def _panel_job(
             while o < stop - begin:
                 width = tile_columns(stop - begin - o, y)
                 product_panel(count, width, deep, deep, c > 0, v, v_at, row_of(kc), 1, u, u_at + o * deep, columns,
-                              columns * deep, products, k * m_plane + o, row, v, v_at + v_plane)  # fmt: skip
+                              columns * deep, products, k * m_plane + o, row, v, v_at + v_plane,
+                              requests)  # fmt: skip
                 o += width
     from_planes(form, products, m_plane, row, begin, tiles, 0, count, finish, end, shortcut, patch, begin, stop,
                 ALL_PIXELS, y)  # fmt: skip
@@ -218,7 +220,7 @@ def _block_job(
     (wide, channels, outputs), columns = dweight.shape[1:], panel_width(dweight)
     blocks, row, flat = ceildiv(channels, DEEP), width_of(outputs, DEEP), dweight.reshape(-1)
     first, begin = job % blocks * DEEP, job // blocks * row
-    deep, width = min(DEEP, channels - first), min(row, outputs - begin)
+    deep, width, requests = min(DEEP, channels - first), min(row, outputs - begin), no_requests()
     for k in range(planes):
         v_at, d_at, o = k * v_plane + first * count, k * d_plane + begin * count, 0
         while o < width:
@@ -226,7 +228,7 @@ def _block_job(
             at = d_at + o // NR * NR * count + o % NR
             after = NR * count if columns == NR else columns  # to the next panel of D
             product_panel(deep, some, count, kc, False, v, v_at, 1, DEEP, d, at, NR, after,
-                          du, k * du_plane + o, row, v, v_at + v_plane)  # fmt: skip
+                          du, k * du_plane + o, row, v, v_at + v_plane, requests)  # fmt: skip
             o += some
     for c in range(deep):
         for o in range(0, width, lanes(dweight)):

@@ -36,6 +36,7 @@ from minidl.engine.jit import VECTOR_BYTES, apart_jit, helper
 
 from .blocks import HEIGHTS, HEIGHTS_OF_TWO, PANELS, tile_rows
 from .emitter import Emitter, Sums, Value, instructions
+from .requests import next_request
 from .tile import lanes, line_of, panel_width, whole_vectors
 
 MOST_VECTORS = 2 * PANELS
@@ -64,7 +65,7 @@ def with_bias_and_relu(e: Emitter, totals: Sums, bias: Value, biased: Value, rel
     return {(i, v): e.at_least(e.builder.fadd(total, biases[v]), least) for (i, v), total in totals.items()}
 
 
-def _make_product_tile(side_by_side: bool, packs: bool) -> Any:
+def _make_product_tile(side_by_side: bool, packs: bool = False, of_planes: bool = False) -> Any:
     """Return the tile for one of the two layouts of a:
 
     side_by_side    a[a_at + i + k * a_step]    packed strips, and transposed matrices
@@ -73,6 +74,9 @@ def _make_product_tile(side_by_side: bool, packs: bool) -> Any:
     packs: a tile of FULL_HEIGHT rows and MOST_VECTORS vectors, which also copies its two panels of b to `soon`:
 
         soon[soon_at + k * soon_step + j] = b[b_at + k * b_step + j]
+
+    of_planes: a tile whose lines of c are in a cache, as the planes of a convolution are. It does not request them.
+    Instead, it requests soon[later_at + k * later_step] for each k: see requests.py.
     """
 
     @instructions
@@ -80,14 +84,15 @@ def _make_product_tile(side_by_side: bool, packs: bool) -> Any:
         e: Emitter, rows: Value, width: Value, depth: Value, accumulate: Value, a: Value, a_at: Value, a_step: Value,
         b: Value, b_at: Value, b_step: Value, b_panel: Value, c: Value, c_at: Value, c_row: Value,
         finish: Value, bias: Value, bias_at: Value, biased: Value, relu: Value,
-        soon: Value, soon_at: Value, soon_step: Value, requests: Value,
+        soon: Value, soon_at: Value, soon_step: Value, later_at: Value, later_step: Value,
     ) -> None:  # fmt: skip
         """Compute the tile above, of at most tile_rows(rows, panels) rows and MOST_VECTORS vectors of columns.
 
         If `finish`, add bias to the first `biased` columns and, if `relu`, apply relu. For each k, the tile of
-        MOST_VECTORS requests the line of soon[soon_at + k * soon_step] into the second-level cache, unless it packs. If
-        `requests`, the tile requests its lines of c before the loop, since they may be in no cache.
+        MOST_VECTORS requests the line of soon[soon_at + k * soon_step] into the second-level cache, unless it packs. The
+        tile requests its lines of c before the loop, since they may be in no cache.
         """
+        later = e.in_register(e.at(soon, later_at))
         a, b, c, bias, soon = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(bias, bias_at), e.at(soon, soon_at)
         step_of_k = a_step if side_by_side else e.integer(1)
 
@@ -97,12 +102,14 @@ def _make_product_tile(side_by_side: bool, packs: bool) -> Any:
             rows_of_a = [] if side_by_side else [e.in_register(e.at(a, e.times(i, a_step))) for i in numbers]
             panels = [(b, min(vectors, 2)), (e.in_register(e.at(b, b_panel)), vectors - 2)][: (vectors + 1) // 2]
             ahead = e.in_register(e.at(b, e.times(AHEAD, b_step))) if packs else b
-            with e.builder.if_then(requests):
+            if not of_planes:
                 e.prefetch_rows(rows_of_c, vectors)
 
-            def add_product(sums: Sums, _: Value, a_k: Value, b_k: Value, soon_k: Value) -> Sums:
+            def add_product(sums: Sums, _: Value, a_k: Value, b_k: Value, soon_k: Value, later_k: Value) -> Sums:
                 if vectors == MOST_VECTORS and not packs:
                     e.prefetch(soon, soon_k)
+                if of_planes:
+                    e.prefetch(later, later_k)
                 if side_by_side:
                     start = e.at(a, a_k)
                     pointers = [e.at(start, i) for i in range(height)]
@@ -115,7 +122,7 @@ def _make_product_tile(side_by_side: bool, packs: bool) -> Any:
                         e.store(column, e.at(soon, soon_k), v * e.lanes)
                 return e.rank_one(sums, pointers, columns)
 
-            counters = [(0, step_of_k), (0, b_step), (0, soon_step)]
+            counters = [(0, step_of_k), (0, b_step), (0, soon_step), (0, later_step)]
             sums = e.loop(depth, counters, e.zeros(height, vectors), add_product)
             totals = e.plus(sums, accumulate, rows_of_c, width)
             finished = partial(with_bias_and_relu, e, totals, bias, biased, relu)
@@ -132,37 +139,50 @@ def _make_product_tile(side_by_side: bool, packs: bool) -> Any:
     return product_tile
 
 
-product_tile, product_tile_side_by_side = _make_product_tile(False, False), _make_product_tile(True, False)
-packing_tile, packing_tile_side_by_side = _make_product_tile(False, True), _make_product_tile(True, True)
+product_tile, product_tile_side_by_side = _make_product_tile(False), _make_product_tile(True)
+packing_tile, packing_tile_side_by_side = _make_product_tile(False, packs=True), _make_product_tile(True, packs=True)
+plane_tile, plane_tile_side_by_side = (_make_product_tile(side_by_side, of_planes=True) for side_by_side in (False, True))
+
+
+@helper
+def count_of_tiles(rows: int, columns: int, array: ndarray) -> int:
+    """Return how many tiles product_panel computes for all panels of this many columns."""
+    tiles, column = 0, 0
+    while column < columns:
+        width = tile_columns(columns - column, array)
+        height = max(1, tile_rows(rows, 1 if width <= panel_width(array) else 2))
+        tiles, column = tiles + (rows + height - 1) // height, column + width
+    return tiles
 
 
 @apart_jit
 def product_panel(
     rows: int, width: int, depth: int, kc: int, accumulate: bool, a: ndarray, a_at: int, a_row: int, a_step: int,
     b: ndarray, b_at: int, b_step: int, b_panel: int, c: ndarray, c_at: int, c_row: int, soon: ndarray, soon_at: int,
+    requests: ndarray,
 ) -> None:  # fmt: skip
     """Compute a column of tiles: any number of rows, and tile_columns(width) = width columns; a, b, c are vectors.
-
-    c should be in a cache, as the planes of a convolution are: the tiles do not request its lines.
 
     a_row, a_step: the distances between rows and between successive k, one of which is 1
     kc: the number of products that are summed in one go; adding such sums has a smaller error than one long sum
     soon, soon_at: where numbers begin that will be read next. Tiles of MOST_VECTORS vectors prefetch them, a line for
     each k. If there are more than LINES tiles, these are more than the next two panels: the next four, for example.
+    requests: what each tile requests for later steps (requests.py), as indices in `soon`
     """
-    panels, line, later = 1 if width <= panel_width(b) else 2, line_of(b), soon_at
+    panels, line, next_at = 1 if width <= panel_width(b) else 2, line_of(b), soon_at
     i = 0
     while i < rows:  # not a loop over a range with a step: a division for each tile would take as long as five products
         height, to, k = tile_rows(rows - i, panels), c_at + i * c_row, 0
+        later, step = next_request(requests)
         while k < depth:
             deep, adds = min(kc, depth - k), accumulate or k > 0
             if a_step == 1:
-                product_tile(height, width, deep, adds, a, a_at + i * a_row + k, a_row, b, b_at + k * b_step, b_step,
-                             b_panel, c, to, c_row, False, b, 0, 0, False, soon, later, line, False)  # fmt: skip
+                plane_tile(height, width, deep, adds, a, a_at + i * a_row + k, a_row, b, b_at + k * b_step, b_step,
+                           b_panel, c, to, c_row, False, b, 0, 0, False, soon, next_at, line, later, step)  # fmt: skip
             else:
-                product_tile_side_by_side(height, width, deep, adds, a, a_at + i + k * a_step, a_step,
-                                          b, b_at + k * b_step, b_step, b_panel, c, to, c_row, False, b, 0, 0,
-                                          False, soon, later, line, False)  # fmt: skip
-            later += deep * line
+                plane_tile_side_by_side(height, width, deep, adds, a, a_at + i + k * a_step, a_step,
+                                        b, b_at + k * b_step, b_step, b_panel, c, to, c_row, False, b, 0, 0,
+                                        False, soon, next_at, line, later, step)  # fmt: skip
+            next_at, later = next_at + deep * line, later + deep * step
             k += deep
         i += height

@@ -98,19 +98,19 @@ def _panel(
                 if a.row > 1:
                     packing_tile(height, wide, deep, accumulate, a.numbers, a_at, a.row, unpacked.numbers, unpacked_at,
                                  unpacked.step, unpacked.panel, c, to, c_row, end.finish, end.bias, column, biased,
-                                 end.relu, b, b_at, b_step, True)  # fmt: skip
+                                 end.relu, b, b_at, b_step, 0, 0)  # fmt: skip
                 else:
                     packing_tile_side_by_side(height, wide, deep, accumulate, numbers, at, step, unpacked.numbers,
                                               unpacked_at, unpacked.step, unpacked.panel, c, to, c_row, end.finish,
-                                              end.bias, column, biased, end.relu, b, b_at, b_step, True)  # fmt: skip
+                                              end.bias, column, biased, end.relu, b, b_at, b_step, 0, 0)  # fmt: skip
             elif a.row > 1:
                 product_tile(height, wide, deep, accumulate, a.numbers, a_at + (top + i) * a.row, a.row,
                              b, b_at, b_step, b_panel, c, to, c_row, end.finish, end.bias, column, biased, end.relu,
-                             soon, soon_at, soon_step, True)  # fmt: skip
+                             soon, soon_at, soon_step, 0, 0)  # fmt: skip
             else:
                 product_tile_side_by_side(height, wide, deep, accumulate, numbers, at + i, step,
                                           b, b_at, b_step, b_panel, c, to, c_row, end.finish, end.bias, column, biased,
-                                          end.relu, soon, soon_at, soon_step, True)  # fmt: skip
+                                          end.relu, soon, soon_at, soon_step, 0, 0)  # fmt: skip
             i, tiles, soon_at = i + height, tiles + 1, soon_at + deep * soon_step
             if tiles == LINES:
                 soon_step = 0

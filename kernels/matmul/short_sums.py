@@ -57,10 +57,10 @@ def share_of_short_sums(
                 if a.row == 1:
                     product_tile_side_by_side(high, wide, depth, False, strip_of_a, i, PRODUCT_MR,
                                               scratch, column * depth, nr, nr * depth, vector, to, columns,
-                                              finish, bias, column, biased, relu, scratch, 0, 0, True)  # fmt: skip
+                                              finish, bias, column, biased, relu, scratch, 0, 0, 0, 0)  # fmt: skip
                 else:
                     product_tile(high, wide, depth, False, a.numbers, (row + i) * a.row, a.row,
                                  scratch, column * depth, nr, nr * depth, vector, to, columns,
-                                 finish, bias, column, biased, relu, scratch, 0, 0, True)  # fmt: skip
+                                 finish, bias, column, biased, relu, scratch, 0, 0, 0, 0)  # fmt: skip
                 i += high
             column += wide
