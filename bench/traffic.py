@@ -331,7 +331,8 @@ def _winograd(
     groups, panels, (high, wide) = _up(tiles, group), _up(outputs // apart, NR), tile_size(outputs // apart)
     v, products = FLOAT * each * tiles * channels, FLOAT * each * tiles * outputs
     u = FLOAT * forms.weight_planes(form) * channels * outputs // apart
-    near = FLOAT * each * group * (channels + outputs)  # V and M of a group
+    replaced = planes.in_place(form, source[3], outputs, apart, pieces, LANES)  # V by M
+    near = FLOAT * each * group * (max(channels, outputs) if replaced else channels + outputs)
     panel = FLOAT * each * panels * NR * channels  # a row of tiles reads this much of U
     multiply_adds = float(each * tiles * channels * outputs // apart)
     halo = _halo(form, source, cut)

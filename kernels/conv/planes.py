@@ -13,13 +13,14 @@ from typing import Any
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, helper
-from minidl.kernels.matmul.blocks import LANES, NR
+from minidl.kernels.matmul.blocks import LANES, NR, PANELS
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.tile import lanes
 
 from .choice import Tiles, on_amx
 from .forms import (
     Phase,
+    depth_of_sums,
     input_transform,
     normalizing_transform,
     output_transform,
@@ -30,7 +31,7 @@ from .forms import (
     window_of,
 )
 from .reference import Pair
-from .sizes import DIVIDED_U, FEW_TILES, GROUP_SIZE, LEAST_TILES
+from .sizes import DIVIDED_U, FEW_TILES, GROUP_IN_PLACE, GROUP_SIZE, LEAST_TILES
 
 # -- sizes -------------------------------------------------------------------------------------------------------
 
@@ -77,6 +78,25 @@ def divides_outputs(form: int, channels: int, outputs: int, groups: int, tiles: 
 
 
 @helper
+def in_place(form: int, channels: int, outputs: int, groups: int, pieces: int, vector: int) -> bool:
+    """Return whether M[k] replaces V[k]. `vector`: how many numbers a vector holds.
+
+    A tile of a product reads some rows of V[k], and then writes the same rows of M[k]. So it must have all outputs, and
+    sum all channels in one go.
+    """
+    deep, similar = channels * pieces, row_of(outputs) <= 2 * row_of_pieces(channels, pieces)
+    whole = outputs <= 2 * PANELS * vector and deep <= depth_of_sums(form, deep, outputs, groups)
+    return groups == 1 and similar and whole
+
+
+@helper
+def row_of_v(form: int, channels: int, outputs: int, groups: int, pieces: int) -> int:
+    """Return the length of a row of V: the channels of all pieces or, if M replaces V, the outputs if they are more."""
+    row = row_of_pieces(channels, pieces)
+    return max(row, row_of(outputs)) if in_place(form, channels, outputs, groups, pieces, LANES) else row
+
+
+@helper
 def group_of(form: int, channels: int, outputs: int, groups: int, pieces: int, tiles: int) -> int:
     """Return the number of tiles in a group: tiles that are transformed and multiplied together.
 
@@ -86,13 +106,16 @@ def group_of(form: int, channels: int, outputs: int, groups: int, pieces: int, t
     deep = channels * pieces
     if divides_outputs(form, deep, outputs, groups, tiles):
         return tiles
+    amx = on_amx(channels, outputs, groups, pieces, tiles)
     u, each = weight_planes(form) * deep * outputs // groups, planes_of(form) * (deep + outputs)
     size = GROUP_SIZE
+    if in_place(form, channels, outputs, groups, pieces, LANES) and not amx:
+        each, size = planes_of(form) * max(deep, outputs), GROUP_IN_PLACE
     if u > GROUP_SIZE:
         beside_u = 2 * GROUP_SIZE - u
         size = beside_u if beside_u >= LEAST_TILES * each else 3 * GROUP_SIZE
     fitting = size // each
-    step = 16 if on_amx(channels, outputs, groups, pieces, tiles) else 8
+    step = 16 if amx else 8
     group = max(LEAST_TILES, min(64, fitting // step * step))
     groups = max(1, round_up((tiles + group - 1) // group, 4))
     return max(1, min(tiles, round_up((tiles + groups - 1) // groups, step)))
@@ -189,11 +212,17 @@ def _inside(size: int, first: int, dilation: int, side: int) -> Pair:
 def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int) -> Pair:
     """Return where the numbers of some tiles begin in an array, and how many they are, roughly.
 
-    These are `count` of `total` tiles, beginning with tile `first`. Tiles are numbered in the order of memory. The range
-    is shifted by `ahead` rows of pixels.
+    These are `count` of `total` tiles, beginning with tile `first`. Tiles are numbered in the order of memory. The
+    range is shifted by `ahead` rows of pixels.
     """
     each = array.size // total
     return each * first + ahead * array.shape[2] * array.shape[3], each * count
+
+
+@helper
+def pixels_above(row: int, m: Pair, tiles: Tiles, y: ndarray) -> int:
+    """Return how many pixels of y (N, H, W, O) are above a row of tiles; rows are counted from image to image."""
+    return (row // tiles[0] * y.shape[1] + min(y.shape[1], row % tiles[0] * m[0])) * y.shape[2]
 
 
 @apart_jit

@@ -30,6 +30,7 @@ SERIAL = 250_000  # with up to this many products, a second thread costs more th
 # V and M of a group have at most this many numbers, half of L2, unless LEAST_TILES tiles have more. If U has more than
 # this, V and M have the rest of L2. If the rest is too small, U comes from L3 for each group, and they have 3/2 of L2.
 GROUP_SIZE = L2 // 4 // 2
+GROUP_IN_PLACE = GROUP_SIZE // 4  # numbers of V if M replaces V; the pixels of the next group must fit into L2, too
 LEAST_TILES = 16  # in a group
 WINOGRAD_SERIAL = 2**19  # one thread computes y or dx if the products have fewer multiplications
 U_PER_TILE = 2**14  # winograd_large.py computes a large layer if U has at least this many numbers for each tile

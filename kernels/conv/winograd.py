@@ -53,11 +53,14 @@ from .planes import (
     divides_outputs,
     from_planes,
     group_of,
+    in_place,
+    pixels_above,
     pixels_of,
     plane_of,
     round_up,
     row_of,
     row_of_pieces,
+    row_of_v,
     to_planes,
 )
 from .reference import Pair, output_size
@@ -86,12 +89,13 @@ def _convolve_sizes(
     m, planes, pieces = tile_of(form)[0], planes_of(form), count_of_pieces(form, kernel)
     group = group_of(form, channels, outputs, groups, pieces, tiles)
     u_plane = plane_of(channels * pieces, round_up(outputs // groups, NR))
-    v_plane, m_plane = plane_of(group, row_of_pieces(channels, pieces)), plane_of(group, row_of(outputs))
+    v_plane = plane_of(group, row_of_v(form, channels, outputs, groups, pieces))
+    m_plane = plane_of(group, row_of(outputs))
     # A tile, or its outputs and the shortcut.
     patch = max(planes, 2 * m[0] * m[1]) * max(row_of(channels), row_of(outputs))
     patch += zeros_of(form, channels, outputs, dilation) * kernel[3]
     least = 0
-    # M replaces V. Float64, whose sizes are the same, uses m_plane.
+    # M replaces V. Float64, whose sizes are the same, uses m_plane, as it may without AMX.
     if on_amx(channels, outputs, groups, pieces, tiles):
         u_plane, least = parts_size(outputs, channels * pieces), weight_memory(form, outputs)
         v_plane = plane_of(round_up(group, SIDE), max(row_of_pieces(channels, pieces), row_of(outputs)))
@@ -142,19 +146,20 @@ def _convolve_group(
     patch = own[planes * (v_plane + m_plane) :]
     zeros = own[own.size - zeros_of(form, channels, outputs, tiles[2:]) * kernel[3] :]
     zeros[:] = 0
-    v_row, m_row = row_of_pieces(channels, pieces), row_of(outputs)
+    v_row, m_row = row_of_v(form, channels, outputs, groups, pieces), row_of(outputs)
     for piece in range(pieces):
         shifted = padding_of_piece(form, kernel, piece, padding, tiles[2:])
         to_planes(form, False, x, kernel[2:], tiles, shifted, first, count,
                   v[piece * channels :], v_plane, v_row, 0, patch, zeros, norms.before)  # fmt: skip
     columns, kc = panel_width(x), depth_of_sums(form, deep, outputs, groups)
+    if in_place(form, channels, outputs, groups, pieces, lanes(x)) and stop - begin == outputs:
+        products, m_plane, m_row = v, v_plane, v_row
     narrow = groups == 1 and v_row == lanes(x) and m_row == lanes(x)
     tall = count // TALL_MR * TALL_MR if narrow else 0  # rows for tall_tile
     total = count_of(x.shape[0], tiles)
     amx = on_amx(channels, outputs, groups, pieces, total) and lanes(x) == LANES
-    pixels, idle, requests = x.reshape(-1), no_requests(), no_requests()
-    here = pixels_of(y, first, count, total, 0)
-    add_place(requests, u, pixels, pixels_of(x, first + count, more, total, above))
+    here, idle, requests = pixels_of(y, first, count, total, 0), no_requests(), no_requests()
+    add_place(requests, u, x.reshape(-1), pixels_of(x, first + count, more, total, above))
     add_place(requests, u, shortcut, here if shortcut.size else (0, 0))
     add_place(requests, u, norms.x, here if norms.x.size else (0, 0))
     if amx or groups > 1:
@@ -195,12 +200,6 @@ def _convolve_group(
             o += width
     from_planes(form, products, m_plane, m_row, 0, tiles, first, count, finish, end, shortcut, patch, begin, stop,
                 phase, y)  # fmt: skip
-
-
-@helper
-def _pixels_above(row: int, m: Pair, tiles: Tiles, y: ndarray) -> int:
-    """Return how many pixels of y (N, H, W, O) are above a row of tiles; rows are counted from image to image."""
-    return (row // tiles[0] * y.shape[1] + min(y.shape[1], row % tiles[0] * m[0])) * y.shape[2]
 
 
 def adds_up(
@@ -250,7 +249,7 @@ def _convolve_job(
     task, part = job // parts, job % parts
     begin, stop = part * panels // parts * NR, min(outputs, (part + 1) * panels // parts * NR)
     m, start = tile_of(form)[0], task * ranges // tasks * group
-    since = _pixels_above(ceildiv(start, tiles[1]), m, tiles, y) if norms.sums.size else 0
+    since = pixels_above(ceildiv(start, tiles[1]), m, tiles, y) if norms.sums.size else 0
     for g in range(task * ranges // tasks, (task + 1) * ranges // tasks):
         first, last = g * group, min(total, (task + 1) * ranges // tasks * group)
         count = min(group, last - first)
@@ -258,7 +257,7 @@ def _convolve_job(
         _convolve_group(form, x, kernel, groups, tiles, padding, first, count, more, u, u_plane, finish, end, shortcut,
                         own, v_plane, m_plane, begin, stop, phase, y, norms)  # fmt: skip
         if norms.sums.size:
-            since = add_up(y, since, _pixels_above((first + count) // tiles[1], m, tiles, y), norms)
+            since = add_up(y, since, pixels_above((first + count) // tiles[1], m, tiles, y), norms)
 
 
 @helper

@@ -365,9 +365,3 @@ class Emitter:
 def prefetch(e: Emitter, source: Value, at: Value) -> None:
     """Begin to load the cache line of source[at], to read it, into the second-level cache."""
     e.prefetch(source, at)
-
-
-@instructions
-def prefetch_write(e: Emitter, target: Value, at: Value) -> None:
-    """Begin to load the cache line of target[at], to write it."""
-    e.prefetch(target, at, write=True)

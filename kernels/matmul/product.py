@@ -89,8 +89,8 @@ def _make_product_tile(side_by_side: bool, packs: bool = False, of_planes: bool 
         """Compute the tile above, of at most tile_rows(rows, panels) rows and MOST_VECTORS vectors of columns.
 
         If `finish`, add bias to the first `biased` columns and, if `relu`, apply relu. For each k, the tile of
-        MOST_VECTORS requests the line of soon[soon_at + k * soon_step] into the second-level cache, unless it packs. The
-        tile requests its lines of c before the loop, since they may be in no cache.
+        MOST_VECTORS requests the line of soon[soon_at + k * soon_step] into the second-level cache, unless it packs.
+        Before the loop, the tile requests its lines of c, since they may be in no cache.
         """
         later = e.in_register(e.at(soon, later_at))
         a, b, c, bias, soon = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(bias, bias_at), e.at(soon, soon_at)
@@ -141,7 +141,7 @@ def _make_product_tile(side_by_side: bool, packs: bool = False, of_planes: bool 
 
 product_tile, product_tile_side_by_side = _make_product_tile(False), _make_product_tile(True)
 packing_tile, packing_tile_side_by_side = _make_product_tile(False, packs=True), _make_product_tile(True, packs=True)
-plane_tile, plane_tile_side_by_side = (_make_product_tile(side_by_side, of_planes=True) for side_by_side in (False, True))
+plane_tile, plane_tile_side_by_side = (_make_product_tile(beside, of_planes=True) for beside in (False, True))
 
 
 @helper

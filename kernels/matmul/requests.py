@@ -1,9 +1,9 @@
 """Requests for lines: a product of planes begins to load what later steps read and write.
 
-Winograd's convolution multiplies planes that are in a core's caches, while the memory rests. The pixels that its next
-transforms read, and the lines of y that they write, are far away. So each tile of the product requests some of them, one
-line for each k (`Emitter.prefetch`). They must be spread this evenly: a core waits for 10 to 16 lines at a time, also
-for those that it loads from its second-level cache. Many requests at once would delay the product.
+Winograd's convolution multiplies planes that are in a core's caches, and meanwhile needs nothing from farther away. The
+pixels that its next transforms read, and the lines of y that they write, are in L3 or memory. So each tile of the
+product requests some of them, a line for each k (`Emitter.prefetch`). Why so evenly: a core waits for 10 to 16 lines at
+a time, including those that it loads from L2. Many requests at once would delay the product.
 
 The lines are in several places, such as x and y. Successive tiles take turns: each requests the next part of another
 place. A vector of integers holds the state:
@@ -14,7 +14,8 @@ place. A vector of integers holds the state:
     part     how many numbers a tile requests
     step     from a tile's request for k to its request for k + 1
 
-Begin, part and step are indices in the vector `soon` of the tile, which may be any vector: `distance` finds the others.
+Begin, part and step count numbers of the vector `soon` of the tile. Any vector serves as `soon`: a place in another one
+has an index, too (`distance`).
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ MOST_PLACES = 4
 
 @helper
 def no_requests() -> ndarray:
-    """Return requests without places. Until one is added, a tile requests the first line of `soon` each time."""
+    """Return requests without places. A tile then requests the first line of `soon` each time."""
     return np.zeros(2 + 3 * MOST_PLACES, np.int64)
 
 
 @helper
 def distance(soon: ndarray, other: ndarray) -> int:
-    """Return where a vector begins, as an index in another one of the same type, which is elsewhere in memory."""
-    return (np.int64(other.ctypes.data) - np.int64(soon.ctypes.data)) // soon.itemsize
+    """Return the index in `soon` that stands for other[0]: vectors of one type, anywhere in memory."""
+    return int(np.int64(other.ctypes.data) - np.int64(soon.ctypes.data)) // soon.itemsize
 
 
 @helper
@@ -53,8 +54,10 @@ def add_place(requests: ndarray, soon: ndarray, other: ndarray, place: tuple[int
 
 @helper
 def divide_places(requests: ndarray, tiles: int, depth: int) -> None:
-    """Divide all places among `tiles` tiles with sums of `depth` products. If there are too few, some lines are left
-    out: then the CPU's own prefetchers often load them."""
+    """Divide all places among `tiles` tiles with sums of `depth` products.
+
+    If these make fewer requests than there are lines, some lines are left out. The CPU loads many of them by itself.
+    """
     each = max(1, tiles // max(1, requests[0]))
     for place in range(requests[0]):
         at = 2 + 3 * place
@@ -64,7 +67,7 @@ def divide_places(requests: ndarray, tiles: int, depth: int) -> None:
 
 @helper
 def next_request(requests: ndarray) -> tuple[int, int]:
-    """Return where the next tile begins, and the step for each k."""
+    """Return where the requests of the next tile begin, and the step for each k."""
     place = requests[1]
     at = 2 + 3 * place
     begin, step = requests[at], requests[at + 2]
@@ -75,7 +78,7 @@ def next_request(requests: ndarray) -> tuple[int, int]:
 
 @helper
 def request_parts(requests: ndarray, soon: ndarray) -> None:
-    """Request the next part of each place at once, beside a product whose tiles request nothing."""
+    """Request the next part of each place at once: beside products whose tiles request nothing."""
     for _ in range(requests[0]):
         part = requests[3 + 3 * requests[1]]
         begin, _ = next_request(requests)
