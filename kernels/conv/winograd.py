@@ -158,7 +158,8 @@ def _convolve_group(
     tall = count // TALL_MR * TALL_MR if narrow else 0  # rows for tall_tile
     total = count_of(x.shape[0], tiles)
     amx = on_amx(channels, outputs, groups, pieces, total) and lanes(x) == LANES
-    here, idle, requests = pixels_of(y, first, count, total, 0), no_requests(), no_requests()
+    here, requests = pixels_of(y, first, count, total, 0), no_requests()
+    idle = no_requests() if groups > 1 else requests
     add_place(requests, u, x.reshape(-1), pixels_of(x, first + count, more, total, above))
     add_place(requests, u, shortcut, here if shortcut.size else (0, 0))
     add_place(requests, u, norms.x, here if norms.x.size else (0, 0))

@@ -124,7 +124,8 @@ def _gradient_products(
     v_block, d_block = _block(channels, groups), _block(outputs, groups)
     v_tiles = (v_plane - LANES) // round_up(channels, v_block)
     columns, row = panel_width(v), row_of(outputs)
-    idle, requests = no_requests(), no_requests()
+    requests = no_requests()
+    idle = no_requests() if groups > 1 else requests
     add_place(requests, v, x.reshape(-1), x_next)
     add_place(requests, v, dy.reshape(-1), dy_next)
     if groups > 1:
