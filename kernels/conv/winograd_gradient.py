@@ -53,6 +53,8 @@ def gradient_sizes(
     or few tiles there is only one partial sum. In this case, the threads divide the tiles of a group among themselves
     and transform them, then divide the planes among themselves and multiply. The number of partial sums does not depend
     on the number of threads.
+
+    V and D of a group, and dU, should fit into the second-level cache of most CPUs.
     """
     planes, inner, tiles = planes_of(form), channels // groups, max(1, tiles)
     weights = count_of_pieces(form, kernel) * inner * outputs  # the numbers of dU, divided by the planes
