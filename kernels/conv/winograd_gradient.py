@@ -59,7 +59,8 @@ def gradient_sizes(
     planes, inner, tiles = planes_of(form), channels // groups, max(1, tiles)
     weights = count_of_pieces(form, kernel) * inner * outputs  # the numbers of dU, divided by the planes
     many = planes > 64  # V and D of a tile need more memory
-    group, parts = 32 if many else 48 if weights >= 4096 else 64, 8 if planes * weights <= 2**16 else 4
+    group = 32 if many else 48 if planes * (channels + outputs) >= 4096 else 64
+    parts = 8 if planes * weights <= 2**16 else 4
     if weights > (4096 if many else 8192) or tiles < group * parts:
         group, parts = min(tiles, 128 if many else 256), 1
     each = (tiles + parts - 1) // parts  # groups of about equal size, without a small one at the end
